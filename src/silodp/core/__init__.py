@@ -1,0 +1,1 @@
+"""PURE: arithmetic on what it is given; no I/O, no clock, no global random state."""

@@ -1,0 +1,340 @@
+"""What releases cost: one convention and three rules, each a filter that holds for adaptively chosen queries.
+
+Convention: neighbours replace one record, n is public, noise multiplier = std / sensitivity. A release is then exactly mu-GDP with
+mu = 1 / noise multiplier, and mu^2 adds up. The libraries' own units differ (see `_pld`); they are translated here and nowhere else.
+
+A rule turns an event into (bucket, amount) before any record is read, says what the buckets add up to, and how much fits in a budget.
+Amounts are NumPy arrays, so that the same lines price one silo's query and a sweep of J runs over N silos.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy import optimize, special
+
+from silodp.core.errors import BadInput
+from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+
+Buckets = Mapping[str, np.ndarray]
+ROUND_UP = 1 + 1e-9
+"""Calibrated noise is raised by this factor, so that rounding never takes a sum past its budget."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """(epsilon, delta) for each record of one silo, over everything the silo ever says."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise BadInput(f"epsilon is {self.epsilon:g}; it must be greater than 0")
+        if not 0 < self.delta < 1:
+            raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
+
+
+# --- Gaussian differential privacy ----------------------------------------------------------------------------------------------
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """delta(epsilon) of a mu-GDP mechanism: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
+    # exp(eps + log Phi(b)) never overflows, since log Phi(b) <= -eps for b below a
+    return float(max(0.0, special.ndtr(a) - math.exp(min(0.0, epsilon + special.log_ndtr(b)))))
+
+
+@functools.lru_cache(maxsize=65536)
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon for which mu-GDP gives (epsilon, delta)-DP, rounded up in the last digits."""
+    if mu == 0 or gdp_delta(mu, 0.0) <= delta:
+        return 0.0
+    if math.isinf(mu) or mu > 1e4:
+        return math.inf
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
+    return optimize.brentq(lambda e: gdp_delta(mu, e) - delta, 0.0, high, xtol=1e-12, rtol=1e-13) * (1 + 1e-12)
+
+
+@functools.lru_cache(maxsize=4096)
+def gdp_mu(budget: Budget) -> float:
+    """Largest mu for which mu-GDP implies the budget."""
+    if math.isinf(budget.epsilon):
+        return math.inf
+    high = 1.0
+    while gdp_delta(high, budget.epsilon) < budget.delta:
+        high *= 2
+    return optimize.brentq(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, xtol=1e-15, rtol=1e-13) * (1 - 1e-12)
+
+
+def gdp_to_zcdp(mu: float) -> float:
+    """mu-GDP by Gaussian releases is (mu^2 / 2)-zCDP."""
+    return mu * mu / 2
+
+
+def user_level(budget: Budget, n: int) -> Budget:
+    """ISRL-DP to user-level DP of the whole silo, as the paper converts: (n eps, n e^((n-1) eps) delta)."""
+    exponent = (n - 1) * budget.epsilon + math.log(n) + math.log(budget.delta)
+    return Budget(n * budget.epsilon, min(math.exp(min(exponent, 0.0)), 1 - 1e-16))
+
+
+def record_budget_for_user(target: Budget, n: int) -> Budget:
+    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the larger mu of group privacy (mu / n) and the paper's hybrid.
+
+    Group privacy of Gaussian releases is exact: n replaced records move a mean n times as far, so mu_user = n mu. The paper takes
+    eps / n and delta / (4 n), for eps <= 1. The answer carries the target's delta where group privacy wins.
+    """
+    group = gdp_mu(target) / n
+    if target.epsilon <= 1:
+        hybrid = Budget(target.epsilon / n, target.delta / (4 * n))
+        if gdp_mu(hybrid) > group:
+            return hybrid
+    return Budget(gdp_epsilon_exactly(group, target.delta), target.delta)
+
+
+def gdp_epsilon_exactly(mu: float, delta: float) -> float:
+    """As `gdp_epsilon`, but refuses a mu so small that delta alone covers it: no epsilon > 0 stands for such a budget."""
+    epsilon = gdp_epsilon(mu, delta)
+    if epsilon <= 0:
+        raise BadInput(
+            f"a record-level mu of {mu:.3g} is already covered by delta = {delta:g}; choose a smaller delta for this user-level target"
+        )
+    return epsilon
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------------------
+
+
+class Rule(Protocol):
+    """A filter. `total(buckets) <= capacity(budgets)` is kept at every step, and then the whole transcript is within the budget.
+
+    Arrays have one entry per run and silo, (J, N), or none for a single ledger; `n` broadcasts against them.
+    """
+
+    @property
+    def name(self) -> str: ...
+    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]: ...
+    def total(self, buckets: Buckets) -> np.ndarray: ...
+    def capacity(self, budgets: np.ndarray) -> np.ndarray: ...
+    def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray: ...
+
+
+def budget_array(budgets: Budget | Sequence) -> np.ndarray:
+    """Budgets as an object array: one, one per silo (N,), or one per run and silo (J, N)."""
+    if isinstance(budgets, Budget):
+        array = np.empty((), dtype=object)
+        array[()] = budgets
+        return array
+    rows = [budget_array(b) for b in budgets]
+    return np.stack(rows)
+
+
+def _elementwise(function, *arrays) -> np.ndarray:
+    return np.asarray(np.vectorize(function, otypes=[np.float64])(*arrays))
+
+
+def _bucket(sampling: Sampling) -> str:
+    return f"{sampling.partition}/{sampling.batches}/{sampling.index}" if isinstance(sampling, DisjointBatches) else ""
+
+
+def _sum_with_partitions(buckets: Buckets) -> np.ndarray:
+    """The whole-silo bucket plus, for each stored partition, the maximum over its batches: no record is in two batches of one."""
+    worst: dict[str, np.ndarray] = {}
+    for key, amount in buckets.items():
+        part = key.rsplit("/", 1)[0]
+        worst[part] = np.maximum(worst[part], amount) if part in worst else np.asarray(amount)
+    return sum(worst.values(), np.zeros(()))
+
+
+@dataclass(frozen=True)
+class GDP:
+    """Gaussian releases on full or disjoint batches. Exact; a valid filter when clip, noise and stopping adapt (Smith & Thakurta 2022)."""
+
+    name: str = "gdp"
+
+    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
+        if not isinstance(event.sampling, FullBatch | DisjointBatches):
+            raise BadInput(
+                f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use the renyi or the committed rule for them"
+            )
+        with np.errstate(divide="ignore"):
+            return _bucket(event.sampling), event.count / np.square(_float64(event.noise_multiplier))
+
+    def total(self, buckets: Buckets) -> np.ndarray:
+        return _sum_with_partitions(buckets)
+
+    def capacity(self, budgets: np.ndarray) -> np.ndarray:
+        return _elementwise(lambda b: gdp_mu(b) ** 2, budgets)
+
+    def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        return _elementwise(gdp_epsilon, np.sqrt(self.total(buckets)), delta)
+
+
+@dataclass(frozen=True, eq=False)
+class Renyi:
+    """Any mix of batches at one Renyi order, fixed when the ledger is made; a valid filter (Feldman & Zrnic 2021)."""
+
+    order: float | np.ndarray
+    name: str = "renyi"
+
+    def __post_init__(self) -> None:
+        if not np.all(np.asarray(self.order) > 1):
+            raise BadInput(f"the Renyi order is {self.order}; it must be greater than 1")
+
+    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
+        return _bucket(event.sampling), event.count * _elementwise(
+            functools.partial(_renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
+        )
+
+    def total(self, buckets: Buckets) -> np.ndarray:
+        return _sum_with_partitions(buckets)
+
+    def capacity(self, budgets: np.ndarray) -> np.ndarray:
+        return _elementwise(lambda b, a: max(0.0, b.epsilon - _renyi_conversion(a, b.delta)), budgets, self.order)
+
+    def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        total = self.total(buckets)
+        return np.where(total == 0, 0.0, np.maximum(0.0, total + _elementwise(_renyi_conversion, self.order, delta)))
+
+    @classmethod
+    def for_gaussian(cls, budget: Budget) -> Renyi:
+        """The order that asks least noise of plain Gaussian releases within this budget."""
+        return cls(float(max(RENYI_ORDERS, key=lambda a: (budget.epsilon - _renyi_conversion(a, budget.delta)) / a)))
+
+
+RENYI_ORDERS = np.geomspace(1.05, 4096, 600)
+
+
+def _renyi_conversion(order: float, delta: float) -> float:
+    """What delta adds (Canonne, Kamath & Steinke 2020, prop. 12): epsilon = D_a + log(1 - 1/a) - (log delta + log a) / (a - 1)."""
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Committed:
+    """A schedule of releases fixed when the ledger is made and accounted by privacy-loss distributions; only the point w adapts.
+
+    The capacity is the schedule itself: each kind's count. Order and early stopping may adapt, since the answers to all of a fixed
+    multiset of releases determine those to any adaptively ordered part of it.
+    """
+
+    schedule: tuple[Event, ...]
+    name: str = "committed"
+
+    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
+        for index, kind in enumerate(self.schedule):
+            if kind.sampling == event.sampling and np.array_equal(_float64(kind.noise_multiplier), _float64(event.noise_multiplier)):
+                with np.errstate(divide="ignore"):
+                    return f"{index}", np.broadcast_to(event.count / _float64(kind.count), np.shape(kind.noise_multiplier))
+        raise BadInput("this release is not on the schedule that the ledger was created with")
+
+    def total(self, buckets: Buckets) -> np.ndarray:
+        """The largest used-up share of any kind on the schedule."""
+        worst = np.zeros(())
+        for amount in buckets.values():
+            worst = np.maximum(worst, amount)
+        return worst
+
+    def capacity(self, budgets: np.ndarray) -> np.ndarray:
+        """1 (the whole schedule, with rounding of its shares) where it fits the budget as a whole, else nothing may be asked at all."""
+        whole = {f"{i}": np.ones(()) for i in range(len(self.schedule))}
+        fits = self.epsilon(whole, _elementwise(lambda b: b.delta, budgets)) <= _elementwise(lambda b: b.epsilon, budgets)
+        return np.where(fits, ROUND_UP, 0.0)
+
+    def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        multipliers = [_float64(kind.noise_multiplier) for kind in self.schedule]
+        counts = [np.rint(buckets.get(f"{i}", np.zeros(())) * kind.count) for i, kind in enumerate(self.schedule)]
+
+        def one(d: float, *values: float) -> float:
+            used = zip(self.schedule, values[: len(self.schedule)], values[len(self.schedule) :], strict=True)
+            return composed_epsilon(tuple((kind.sampling, m, int(c)) for kind, m, c in used if c), d)
+
+        return _elementwise(one, delta, *multipliers, *counts)
+
+
+# --- sub-sampled releases -------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=65536)
+def _renyi(sampling: Sampling, noise_multiplier: float, order: float, n: int) -> float:
+    """Renyi divergence of one release at this order, replace-one."""
+    n = int(n)
+    if noise_multiplier == 0:
+        return math.inf
+    match sampling:
+        case Poisson(rate):
+            return _renyi_poisson(rate, noise_multiplier, order)
+        case WithoutReplacement():
+            from dp_accounting.rdp import rdp_privacy_accountant as library
+
+            # The library reads noise_multiplier as std / replace-one sensitivity here: our own unit.
+            batch, bounded = (
+                int(sampling.batch(n)),
+                min(noise_multiplier, 1e6),
+            )  # beyond, its formula loses all digits; the price falls in it
+            event = _dp_event().SampledWithoutReplacementDpEvent(n, batch, _dp_event().GaussianDpEvent(bounded))
+            accountant = library.RdpAccountant([order], library.NeighborRel.REPLACE_ONE)
+            accountant.compose(event)
+            return float(accountant.rdp[0])
+    return order / (2 * noise_multiplier**2)
+
+
+def _renyi_poisson(rate: float, noise_multiplier: float, order: float) -> float:
+    """Renyi divergence between (1-q) N(0, s^2) + q N(1, s^2) and (1-q) N(0, s^2) + q N(-1, s^2), s = std / clip = 2 noise multipliers.
+
+    That pair dominates Poisson sampling under replace-one; it is its own mirror image, so both directions agree. The integrand is
+    smooth and decays like a Gaussian, so the trapezium rule on a fine grid converges faster than any power of its step.
+    """
+    s = 2 * noise_multiplier
+    reach = 12 * s + 2 * order  # the tilted integrand sits at or below 2 order - 1, with the base's width
+    t = np.linspace(-reach, reach, 2 * math.ceil(reach / s * 64) + 1)
+    log_p = np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (2 * t - 1) / (2 * s * s))
+    log_q = np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (-2 * t - 1) / (2 * s * s))
+    log_base = -t * t / (2 * s * s) - math.log(s) - 0.5 * math.log(2 * math.pi)
+    log_sum = special.logsumexp(log_base + order * log_p + (1 - order) * log_q) + math.log(t[1] - t[0])
+    return max(0.0, float(log_sum)) / (order - 1) * (1 + 1e-9)
+
+
+def _float64(value) -> np.ndarray:
+    return np.asarray(value, dtype=np.float64)
+
+
+def _dp_event():
+    from dp_accounting import dp_event
+
+    return dp_event
+
+
+def _pld_event(sampling: Sampling, noise_multiplier: float):
+    """Unit trap: under REPLACE_ONE the PLD accountant reads noise_multiplier as std / clip, twice our std / sensitivity."""
+    gaussian = _dp_event().GaussianDpEvent(2 * noise_multiplier)
+    match sampling:
+        case FullBatch():
+            return gaussian
+        case Poisson(rate):
+            return _dp_event().PoissonSampledDpEvent(rate, gaussian)
+    raise BadInput(f"no privacy-loss distribution is known for {type(sampling).__name__} batches under replace-one; use the renyi rule")
+
+
+@functools.lru_cache(maxsize=4096)
+def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float, *, interval: float = 1e-4) -> float:
+    """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions (pessimistic rounding)."""
+    if any(multiplier == 0 for _, multiplier, _ in releases):
+        return math.inf
+    if all(isinstance(sampling, FullBatch) for sampling, _, _ in releases):
+        return gdp_epsilon(math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta)
+    from dp_accounting.pld import pld_privacy_accountant as library
+
+    accountant = library.PLDAccountant(library.NeighborRel.REPLACE_ONE, value_discretization_interval=interval)
+    for sampling, multiplier, count in releases:
+        accountant.compose(_pld_event(sampling, multiplier), count)
+    return accountant.get_epsilon(delta)

@@ -1,0 +1,227 @@
+"""Sums of clipped per-record gradients for many runs and silos at once: what every Grad and GradDiff query is computed by.
+
+Two paths give the same numbers. The ghost path, for chains of Linear layers and element-wise activations, never materialises a record's
+gradient: layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss by its output, so its norm
+and the clipped sum follow from a and e. The fallback, for every other model, differentiates each record alone.
+
+Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that sums over few features vectorise.
+A norm is that of the very terms that are contributed; where terms can cancel, it is taken in float64 and their rounding is added to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from silodp.core.errors import BadInput
+from silodp.core.layers import Layer, Term, chain
+from silodp.core.losses import SLOPES
+from silodp.core.problem import Problem
+from silodp.core.query import Number
+
+CHUNK = 2**25
+"""Bytes that the temporaries of one chunk of runs take on a CPU: less is all overhead, more falls out of the cache."""
+
+
+def clipped_sum(
+    problem: Problem, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, clip: Number, *, reference: Tensor | None = None, memory: int = 2**28
+) -> Tensor:
+    """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J, S, d).
+
+    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x).
+    w is (J, d), or (J, S, d) where each silo has a point of its own; x (S, n, *features); y (S, n, *target); weight (S, n) or (J, S, n),
+    0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
+
+    Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and exactly zero where its gradient is zero
+    or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. In float32 a layer's input or
+    output gradient longer than 1e15 counts as not finite, and a clip below 1e-19 as 0: past these, factors round to anything.
+    """
+    points = [w] if reference is None else [w, reference]
+    _refuse_unusable(points, x, y, weight, clip)
+    layers = chain(problem, x)
+    runs, silos, records = w.shape[0], x.shape[0], x.shape[1]
+    points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
+    weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
+    x = x.detach().to(w.dtype) if x.is_floating_point() else x
+    y = y.masked_fill(~weight.any(1).view(silos, records, *(1,) * (y.dim() - 2)), 0)  # a padding label must not stop the loss
+    limit = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
+
+    width = sum(layer.width for layer in layers) * 4 if layers else problem.dim * 3
+    chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
+    out = w.new_zeros(runs, silos, problem.dim)
+    for j, s, n in _chunks(runs, silos, records, width * len(points) * w.element_size(), chunk, memory):
+        part = [p[s if p.shape[0] > 1 else slice(None), j] for p in points]
+        mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
+        clips = limit[j] if len(limit) > 1 else limit
+        into = out[j, s].transpose(0, 1)
+        if layers:
+            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips, into)
+        else:
+            _add_records(problem, part, x[s, n], y[s, n], mask, clips, into)
+    return out
+
+
+def exact_records(
+    problem: Problem, w: Tensor, x: Tensor, y: Tensor, *, reference: Tensor | None = None, memory: int = 2**28
+) -> Iterator[Tensor]:
+    """The gradients (chunk, d) of single records in float64, not clipped, NaN where they are: for a gate that quantises each record.
+
+    One run, one silo: w and `reference` are (d,), x (n, *features), y (n, *target). With `reference`, the gradient differences.
+    """
+    points = [p.detach().double().view(1, 1, -1) for p in ([w] if reference is None else [w, reference])]
+    x = x.detach().double() if x.is_floating_point() else x
+    step = max(1, memory // (problem.dim * 8 * 3 * len(points)))
+    for i in range(0, len(x), step):
+        yield _record_gradients(problem, points, x[None, i : i + step], y[None, i : i + step])[0, 0]
+
+
+# --- the ghost path ----------------------------------------------------------------------------------------------------------------
+
+
+def _add_ghost(
+    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, limit: Tensor, out: Tensor
+) -> None:
+    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
+    runs = points[0].shape[1]
+    parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
+    ruled = [(layer.rule, layer.names, {n: parameters[full] for n, full in layer.names.items()}) for layer in layers if layer.rule]
+    inputs, outputs = [], []
+    a = x.flatten(2).transpose(1, 2)[:, None]
+    with torch.enable_grad():
+        for module, rule, _, _ in layers:
+            if rule is None:
+                a = module(a)
+            else:
+                inputs.append(a.detach())
+                a = rule.forward(ruled[len(outputs)][2], a)
+                outputs.append(a if a.requires_grad else a.requires_grad_())
+        slopes = torch.autograd.grad(a, outputs, _slope(problem, a.detach(), y))
+    del a, outputs
+
+    terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
+    squares, sizes, factors = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
+    if len(points) == 1:
+        norm = _total(squares).sqrt_()
+    else:  # terms may cancel; what their rounding leaves, a few ulps of their size, is contributed all the same
+        size = _total(sizes)
+        norm = torch.add(_total(squares), size, alpha=1e-13).clamp_(min=0).sqrt_().add_(size.sqrt(), alpha=8 * torch.finfo(x.dtype).eps)
+    scale, sound = _scale(norm, [f for fs in factors for f in fs], weight, limit)
+    if sound is not None:
+        terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
+    views = problem.split(out)
+    for (rule, names, p), t in zip(ruled, terms, strict=True):
+        for term in t:
+            term.e.mul_(scale[:, :, None])
+        for name, total in rule.contract(p, t).items():
+            views[names[name]].add_(total)
+
+
+def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
+    """The terms of a layer whose outputs have `runs` runs, or a second `runs` for the reference behind them."""
+    if e.shape[1] == runs:
+        return [Term(a, e)]
+    e2 = e[:, runs:]
+    if a.shape[1] == 1:
+        return [Term(a, e[:, :runs] - e2)]
+    return [Term(a[:, :runs], e[:, :runs] - e2), Term(a[:, :runs] - a[:, runs:], e2)]
+
+
+def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each record's loss by the model's outputs (S, J, k, n), alike."""
+    if problem.known_loss:
+        return SLOPES[problem.loss](output, y)
+    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).contiguous()
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    first, *rest = parts
+    for part in rest:
+        first = first + part
+    return first
+
+
+# --- the fallback: each record alone -----------------------------------------------------------------------------------------------
+
+
+def _add_records(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, limit: Tensor, out: Tensor) -> None:
+    gradients = _record_gradients(problem, points, x, y)
+    norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
+    scale, sound = _scale(norm, [norm.square()], weight, limit)
+    if sound is not None:
+        gradients = torch.where(sound[..., None], gradients, 0)
+    out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
+
+
+def _record_gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The gradients (S, J, n, d), or their differences between two points: every record is a batch of one, so none can mix."""
+    constants = problem.constants(points[0])
+
+    def loss(w: Tensor, record: Tensor, target: Tensor) -> Tensor:
+        return problem.record_loss(functional_call(problem.model, problem.split(w) | constants, (record[None],))[0], target)
+
+    def gradients(w: Tensor) -> Tensor:
+        records = vmap(grad(loss), (None, 0, 0))
+        if len(w) > 1:  # a point for each silo
+            return vmap(vmap(records, (0, None, None)))(w, x, y)
+        flat = x.flatten(0, 1), y.flatten(0, 1)
+        found = records(w[0, 0], *flat)[None] if w.shape[1] == 1 else vmap(records, (0, None, None))(w[0], *flat)
+        return found.unflatten(1, y.shape[:2]).transpose(0, 1)
+
+    found = gradients(points[0])
+    return found if len(points) == 1 else found - gradients(points[1])
+
+
+# --- shared by both ----------------------------------------------------------------------------------------------------------------
+
+
+def _scale(norm: Tensor, factors: list[Tensor], weight: Tensor, limit: Tensor) -> tuple[Tensor, Tensor | None]:
+    """weight * min(1, limit / norm), (S, J, n), 0 for unsound records; and which are sound, or None when all are."""
+    kind = torch.finfo(weight.dtype)
+    huge, floor = kind.max**0.8, kind.tiny**0.5
+    ceiling = limit.clamp(floor, 1e300)
+    scale = torch.where(limit >= floor, ceiling, 0) / torch.maximum(norm, ceiling)
+    worst = torch.stack([f.amax() for f in factors]).amax()
+    if bool((worst < huge) & (norm.amax() * kind.tiny < ceiling.min())):
+        return scale.to(weight.dtype).mul_(weight), None
+    sound = norm * kind.tiny < ceiling
+    for factor in factors:
+        sound &= factor < huge
+    return torch.where(sound, scale, 0).to(weight.dtype).mul_(weight), sound
+
+
+def _zeroed(u: Tensor, sound: Tensor) -> Tensor:
+    """u (S, J or 1, ., n) with 0 for unsound records; an input shared by all runs is kept where it is sound in one."""
+    return u.masked_fill(~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0)
+
+
+def _chunks(runs: int, silos: int, records: int, size: int, chunk: int, memory: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Slices of runs, silos and records, at `size` bytes for a record: whole runs to fill `chunk` bytes, else what `memory` holds."""
+    fit = max(1, memory // size)
+    steps = (1, max(1, min(silos, fit // max(1, records))), max(1, min(records, fit)))
+    if fit >= silos * records:
+        steps = (max(1, chunk // (size * max(1, silos * records))), max(1, silos), max(1, records))
+    for j in range(0, runs, steps[0]):
+        for s in range(0, silos, steps[1]):
+            for n in range(0, records, steps[2]):
+                yield slice(j, j + steps[0]), slice(s, s + steps[1]), slice(n, n + steps[2])
+
+
+def _refuse_unusable(points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number) -> None:
+    w, (runs, silos, records) = points[0], (points[0].shape[0], *x.shape[:2])
+    if w.dim() not in (2, 3) or w.shape[1:-1] not in ((), (silos,)):
+        raise BadInput(f"w has shape {tuple(w.shape)}; use (runs, parameters), or (runs, {silos} silos, parameters)")
+    if points[-1].shape != w.shape:
+        raise BadInput(f"reference has shape {tuple(points[-1].shape)}; use that of w, {tuple(w.shape)}")
+    if y.shape[:2] != (silos, records) or weight.shape not in ((silos, records), (runs, silos, records)):
+        raise BadInput(f"y and weight have shapes {tuple(y.shape)} and {tuple(weight.shape)}; use ({silos}, {records}) as x has")
+    if isinstance(clip, Tensor):
+        if clip.numel() not in (1, runs):
+            raise BadInput(f"clip has shape {tuple(clip.shape)}; use a number, or one for each run in shape ({runs}, 1)")
+    elif math.isnan(clip) or clip < 0:
+        raise BadInput(f"clip is {clip}; use a number >= 0, or inf for no clipping")
+    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(w.device.type):
+        raise BadInput("matrix products are set to reduced precision, which breaks clipping; use 'highest' and no autocast")

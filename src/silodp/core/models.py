@@ -1,0 +1,25 @@
+"""Ready models by name, for people who do not bring their own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from silodp.core.errors import BadInput
+from silodp.core.losses import Loss, cross_entropy, logistic, squared_error
+
+
+def model_by_name(text: str, features: int, classes: int) -> tuple[nn.Module, Loss]:
+    """ "linear" (least squares; classes = 0), "logistic", or "mlp:H" with H hidden units, with the loss that belongs to the targets."""
+    name, _, argument = text.partition(":")
+    if name not in ("linear", "logistic", "mlp"):
+        raise BadInput(f"model {text!r} is unknown; use linear, logistic or mlp:HIDDEN, such as mlp:16")
+    if (name == "linear") != (classes == 0) and name != "mlp":
+        raise BadInput(f"model {name} does not fit the label; use linear or mlp for numbers and logistic or mlp for classes")
+    outputs, loss = (
+        (1, squared_error) if classes == 0 else (1, logistic) if classes == 2 and name == "logistic" else (classes, cross_entropy)
+    )
+    if name != "mlp":
+        return nn.Sequential(nn.Linear(features, outputs)), loss
+    if not argument.isdigit() or int(argument) < 1:
+        raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
+    return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), nn.Linear(int(argument), outputs)), loss

@@ -1,0 +1,215 @@
+"""The question port as data: what a server may ask, what it asks it with, and what comes back.
+
+A query is frozen data, so it can be priced, refused, counted in a dry run, serialised and replayed before any record is touched.
+Neighbours replace one record and n is public; noise multiplier means std / sensitivity, everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+
+Number = float | Tensor
+"""A hyper-parameter: one number, or one per run with shape (J, 1)."""
+
+CLIP_TOLERANCE = 1e-5
+"""Relative rounding error allowed to a clipped norm; every sensitivity is charged for clip x (1 + this)."""
+
+
+# --- statistics: what is averaged over a silo's records -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Grad:
+    """grad f0(w, x) of each record. w has shape (J, d), one point per run."""
+
+    w: Tensor
+    releases: int = field(default=1, init=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a mean answer."""
+        return tuple(self.w.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GradDiff:
+    """grad f0(w, x) - grad f0(reference, x) of each record, clipped as one vector."""
+
+    w: Tensor
+    reference: Tensor
+    releases: int = field(default=1, init=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.w.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSteps:
+    """`steps` noisy proximal gradient steps from w inside the silo; the answer is the silo's last point minus w.
+
+    Each step is a clipped mean gradient with noise of its own, so the answer costs what `steps` releases of Grad cost.
+    """
+
+    w: Tensor
+    steps: int
+    step: Number
+
+    @property
+    def releases(self) -> int:
+        return self.steps
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.w.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """For each feature the bin that a record falls in, one-hot over the public `edges`; each record's vector has norm sqrt(features)."""
+
+    edges: Tensor
+    features: int
+    releases: int = field(default=1, init=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 1, self.features * (len(self.edges) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Each feature clamped to its public range, mapped to u in [-1, 1], and (u, u^2): each record's vector has norm <= sqrt(2 features)."""
+
+    low: Tensor
+    high: Tensor
+    releases: int = field(default=1, init=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 1, 2 * len(self.low)
+
+
+Statistic = Grad | GradDiff | LocalSteps | Histogram | Moments
+
+
+# --- sampling: over which records ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Every record of the silo."""
+
+    def batch(self, n: int) -> float:
+        return n
+
+
+@dataclass(frozen=True)
+class DisjointBatches:
+    """Batch `index` of a stored random partition into `batches` parts of floor(n / batches) records; each record is in at most one."""
+
+    batches: int
+    index: int = 0
+    partition: str = "run"
+
+    def batch(self, n: int) -> float:
+        return n // self.batches
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record with probability `rate`, by a secret coin of its own; the mean divides by the expected size rate x n, which is public."""
+
+    rate: float
+
+    def batch(self, n: int) -> float:
+        return self.rate * n
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """A fresh uniformly random batch of floor(rate x n) distinct records."""
+
+    rate: float
+
+    def batch(self, n: int) -> float:
+        return math.floor(self.rate * n)
+
+
+Sampling = FullBatch | DisjointBatches | Poisson | WithoutReplacement
+
+
+# --- mechanism and event, made together -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """What one query does to privacy: `count` Gaussian releases at this noise multiplier (std / sensitivity) on these batches."""
+
+    sampling: Sampling
+    noise_multiplier: Number
+    count: Any = 1
+    """An int; in a committed schedule of several silos, an array with one for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """A mean of records clipped to `clip`, plus N(0, std^2) with std = noise_multiplier x 2 clip / batch.
+
+    `noise_multiplier` is a number, or one per run and silo with shape (J, N): each silo has a budget of its own.
+    `kind` names the release in plans and ledgers.
+    """
+
+    kind: str
+    clip: Number
+    noise_multiplier: Number
+    sampling: Sampling = FullBatch()
+
+    def clipped(self, clip: Number) -> Gaussian:
+        """The same mechanism at another clip: the noise follows the clip, the price stays."""
+        return replace(self, clip=clip)
+
+    def at(self, index: int) -> Gaussian:
+        """The mechanism of round `index`: takes that batch of a partition; other samplings draw anew by themselves."""
+        if isinstance(self.sampling, DisjointBatches):
+            return replace(self, sampling=replace(self.sampling, index=index))
+        return self
+
+    def sensitivity(self, n: int) -> Number:
+        """Largest change of the mean when one of n records is replaced: 2 clip / batch, with the rounding tolerance charged."""
+        batch = self.sampling.batch(n)
+        if batch < 1:
+            raise BadInput(
+                f"sampling gives batches of {batch:g} records of {n}; use fewer batches or a larger rate, so that a batch has 1 or more"
+            )
+        return 2 * self.clip * (1 + CLIP_TOLERANCE) / batch
+
+    def event(self, releases: int = 1) -> Event:
+        return Event(self.sampling, self.noise_multiplier, releases)
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """One question to the silos: this statistic through this mechanism."""
+
+    statistic: Statistic
+    mechanism: Gaussian
+
+    def event(self) -> Event:
+        """What an answer costs, known before any record is looked at."""
+        return self.mechanism.event(self.statistic.releases)
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """What the gate lets out: `value` (J, M, d), one private vector for each run and answering silo. Only gate.py makes one."""
+
+    value: Tensor
+    silos: tuple[int, ...]
+    event: Event

@@ -1,0 +1,307 @@
+"""What the paper's ISRL-DP theorems prescribe (R, K, q, step, noise) and promise (upper and lower bounds). Pure arithmetic.
+
+Bounds are the expressions inside O(.) and Omega(.) with constant 1. Where a printed constant does not satisfy the proof that it belongs
+to, the corrected value is prescribed and the printed one is kept in `Prescription.printed`; each docstring says which, and why.
+Exact accounting (PAPER-NOTES section 3) needs less noise for the same guarantee: this module says what the theorems say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, floor, inf, log, log2, sqrt
+from typing import Any
+
+from silodp.core.errors import BadInput
+
+_SYMBOL = {"lipschitz": "L", "smoothness": "beta", "pl": "mu, the proximal-PL constant", "gap": "Delta, a bound on F(w_0) - F*"}
+_COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
+_EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """L, beta, mu, Delta, n, N, M, d, epsilon, delta of a problem; refuses what no theorem can use."""
+
+    lipschitz: float
+    smoothness: float
+    pl: float | None = None
+    gap: float | None = None
+    records: int
+    silos: int
+    answering: int
+    dimension: int
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        for name, symbol in (_SYMBOL | _COUNT | {"epsilon": "of the guarantee"}).items():
+            value, kind = getattr(self, name), int if name in _COUNT else int | float
+            absent = value is None and name in ("pl", "gap")
+            if not absent and (isinstance(value, bool) or not isinstance(value, kind) or not 1e-20 <= value <= 1e20):
+                wanted = "a whole number from 1" if name in _COUNT else "a positive number from 1e-20"
+                raise BadInput(f"{name} ({symbol}) must be {wanted} to 1e20, got {value!r}.")
+        if self.answering > self.silos:
+            raise BadInput(f"answering (M) must be at most silos (N = {self.silos}), got {self.answering}.")
+        if not isinstance(self.delta, float) or not 0 < self.delta < 0.5:
+            raise BadInput(f"delta must lie strictly between 0 and 1/2, got {self.delta!r}.")
+
+    @property
+    def log_delta(self) -> float:
+        """ln(1/delta)."""
+        return -log(self.delta)
+
+    @property
+    def privacy(self) -> float:
+        """d ln(1/delta) / (epsilon^2 n^2), the squared privacy error of one silo in units of L^2."""
+        return self.dimension * self.log_delta / (self.epsilon * self.records) ** 2
+
+    def need(self, name: str, theorem: str) -> float:
+        """The constant `name`, or BadInput when it was left out."""
+        value = getattr(self, name)
+        if value is None:
+            raise BadInput(f"{name} ({_SYMBOL[name]}) is missing: {theorem} needs it as a positive number.")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """A theorem evaluated: its bound as a formula, and the conditions that can be checked from the constants."""
+
+    theorem: str
+    formula: str
+    conditions: tuple[tuple[str, bool], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def applies(self) -> bool:
+        """Whether every condition holds."""
+        return all(holds for _, holds in self.conditions)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        conditions = [{"condition": sentence, "holds": holds} for sentence, holds in self.conditions]
+        return asdict(self) | {"conditions": conditions, "notes": list(self.notes), "applies": self.applies}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowerBound(Promise):
+    """No algorithm of the theorem's class does better than `value`, up to a constant."""
+
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prescription(Promise):
+    """What to run and what it promises. `noise` maps the paper's symbols to standard deviations per silo and coordinate.
+
+    `output` is "w_0" when the paper answers with the start and asks no silo; noise is then empty, as it is when K = 0.
+    `rounds` is R, of each of the S restarts; `log_factor` is what the tilde of O(.) hides, 1 where it hides nothing.
+    `printed` holds what the paper prints for the corrected symbols, noise at the R and q prescribed here.
+    """
+
+    algorithm: str
+    output: str
+    rounds: int
+    batch: int
+    phase: int | None = None
+    epochs: int | None = None
+    inner_steps: int | None = None
+    restarts: int = 1
+    step: float
+    noise: Mapping[str, float]
+    upper_bound: float
+    log_factor: float = 1.0
+    printed: Mapping[str, float] = field(default_factory=dict)
+
+
+def prox_sgd(c: Constants) -> Prescription:
+    """Noisy Prox-SGD (thm. "hetero pl fl proxgrad"): disjoint batches K = floor(n/R), step 1/(2 beta), output w_R.
+
+    Corrected: sigma^2 = 16 L^2 ln(1/delta) / (epsilon K)^2, as prop. "gauss" gives for sensitivity 2L/K under epsilon <= 2 ln(1/delta).
+    The printed 8 under epsilon <= min(8 ln(1/delta), 15) is not private there (at epsilon = 15, delta = 1e-5 it has 28 times that delta).
+    """
+    mu, gap = c.need("pl", "Noisy Prox-SGD"), c.need("gap", "Noisy Prox-SGD")
+    kappa, M, n = c.smoothness / mu, c.answering, c.records
+    target = mu * gap / c.lipschitz**2 * min(M * n, M / c.privacy)
+    R = max(1, ceil(2 * kappa * log(target)))
+    K = n // R
+    scale = c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K) if K else 0.0
+    return Prescription(
+        theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 1",
+        formula="E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln(1/delta) / (epsilon^2 n^2 M) + kappa/(M n)))",
+        conditions=(
+            ("epsilon <= min(8 ln(1/delta), 15)", c.epsilon <= min(8 * c.log_delta, 15)),
+            ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
+            ("mu <= beta", kappa >= 1),
+            ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
+            ("the logarithm in R is positive (else w_0 already meets the bound, and R is set to 1)", target > 1),
+            (_EXCHANGEABLE, c.silos == M),
+        ),
+        notes=("for M < N and unlike silos the error has a further term of order (N-M)/(M(N-1)) L^2/mu that no n removes",),
+        algorithm="prox-sgd",
+        output="w_R",
+        rounds=R,
+        batch=K,
+        step=1 / (2 * c.smoothness),
+        noise={"sigma": 4 * scale} if K else {},
+        upper_bound=c.lipschitz**2 / mu * (kappa**2 * c.privacy / M + kappa / (M * n)),
+        log_factor=max(1.0, log(target)) ** 2,
+        printed={"sigma": sqrt(8) * scale} if K else {},
+    )
+
+
+def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
+    """Prox-SVRG (thm. "ISRL-DP prox PL SVRG ERM"): S restarts of E epochs of Q = floor(n/K) steps, R = E Q >= 48 kappa.
+
+    Without `restarts` it is one call, which halves the gap up to noise (eq. "26thing", with the 1/mu that its noise lost). Corrected:
+    R = 48 kappa, since 3 Delta/(eta mu R) <= Delta/2 at the proof's eta <= 1/(8 beta) (printed 12 kappa drops the 8);
+    sigma_2^2 has 4096 for the sensitivity 4L/K of a difference (printed 1024, PAPER-NOTES 2.16); the delta of S E and S R releases
+    gives ln(5SE/delta) and ln(5SR/delta) (printed 5E and 2.5R); the M < N term is divided by mu, as in the proof.
+    """
+    mu, gap = c.need("pl", "Prox-SVRG"), c.need("gap", "Prox-SVRG")
+    L, M, n, S, kappa, ln2 = c.lipschitz, c.answering, c.records, restarts or 1, c.smoothness / mu, log(2) + c.log_delta
+    least = max(1.0, 48 * kappa)
+    # K >= n/(48 kappa) keeps one epoch from passing the rounds wanted; it only makes the theorem's "K >= ..." stricter.
+    K = min(n, ceil(max((n * n / M) ** (1 / 3), c.epsilon * n / (4 * sqrt(2 * S * least * ln2)), n / least)))
+    Q = n // K
+    E = ceil(least / Q)
+    R = E * Q
+
+    def std(constant: float, releases: int, logged: float) -> float:
+        return L * sqrt(constant * releases * ln2 * (log(logged) + c.log_delta)) / (c.epsilon * n)
+
+    private, single = L**2 * c.privacy / (mu * M), restarts is None
+    absent = (c.silos - M) / (M * max(c.silos - 1, 1)) * L**2 / mu
+    return Prescription(
+        theorem="Noisy Prox-PL-SVRG: ERM, part 1" + (" (its proof, for one call of Prox-SVRG)" if single else ""),
+        formula=f"E Fhat(w) - Fhat* = O~({'24 kappa Delta/R + R' if single else 'kappa'} L^2 d ln(1/delta) / (mu epsilon^2 n^2 M)"
+        " + upsilon^2 (N-M) / (mu M (N-1)))",
+        conditions=(
+            ("epsilon <= min(2 ln(2/delta), 15)", c.epsilon <= min(2 * ln2, 15)),
+            ("K >= epsilon n / (4 sqrt(2 S R ln(2/delta)))", c.epsilon * n <= 4 * K * sqrt(2 * S * R * ln2)),
+            ("epsilon <= 4 sqrt(2 S E ln(2/delta)), which the anchors' Gaussian mechanism needs", c.epsilon <= 4 * sqrt(2 * S * E * ln2)),
+            ("mu <= beta", kappa >= 1),
+        ),
+        notes=(
+            "batches must be drawn without replacement: with replacement 4L/K is no sensitivity (PAPER-NOTES 2.3)",
+            "upsilon^2, the heterogeneity of the silos, is taken at its largest value L^2",
+        ),
+        algorithm="prox-svrg",
+        output="uniform over the iterates",
+        rounds=R,
+        batch=K,
+        epochs=E,
+        inner_steps=Q,
+        restarts=S,
+        step=min(1.0, K**1.5 * sqrt(M) / n) / (8 * c.smoothness),
+        noise={"sigma_1": std(256, S * E, 5 * S * E), "sigma_2": std(4096, S * R, 5 * S * R)},
+        upper_bound=absent + (24 * kappa * gap / R + R * private if single else kappa * private),
+        log_factor=S * (log(5 * S * R) + c.log_delta),
+        printed={"R": 12 * kappa, "sigma_1": std(256, S * E, 5 * E), "sigma_2": std(1024, S * R, 2.5 * R)},
+    )
+
+
+def prox_pl_svrg(c: Constants) -> Prescription:
+    """Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu M epsilon^2 n^2 / (kappa d L^2))) restarts of `prox_svrg`, at least one."""
+    mu, gap = c.need("pl", "Prox-PL-SVRG"), c.need("gap", "Prox-PL-SVRG")
+    ratio = gap * mu**2 * c.answering * (c.epsilon * c.records) ** 2 / (c.smoothness * c.dimension * c.lipschitz**2)
+    return replace(prox_svrg(c, restarts=max(1, ceil(log2(ratio)))), algorithm="prox-pl-svrg", output="w_S")
+
+
+def spider(c: Constants) -> Prescription:
+    """FedProx-SPIDER (thm. "ISRL-DP proxspider", complete statement, M <= N): full batches, phase q, step 1/(2 beta).
+
+    noise: sigma_1 for anchors; a difference has std min(sigma_2 ||w_r - w_{r-1}||, sigma_2_hat).
+    Corrected: half of rho = epsilon^2 / (8 ln(1/delta)) pays for the ceil(R/q) anchors, half for the other rounds (PAPER-NOTES 2.4: as
+    printed they cost (2 - 1/q) rho together); the rounds are r = 0..R-1, all that the output w_1..w_R uses (printed 0..R); and
+    q = (X/8)^(2/3), or min((X/16)^(2/3), n M/2) for M < N, so that q <= 1/(eta^2 tau_2^2) with this sigma_2 (printed without 8, 16, 2).
+    X = epsilon n L sqrt(M) / sqrt(d ln(1/delta) Delta beta). Below X = 1 the paper outputs w_0; from there q = 1 needs no condition.
+    """
+    gap = c.need("gap", "FedProx-SPIDER")
+    L, M, n, beta, whole = c.lipschitz, c.answering, c.records, c.smoothness, c.answering == c.silos
+    X = L * sqrt(M / (c.privacy * gap * beta))
+    q = max(1, floor((X / 8) ** (2 / 3) if whole else min((X / 16) ** (2 / 3), n * M / 2)))
+    R = ceil(sqrt(M * q * gap * beta / c.privacy) / L) if X >= 1 else 1
+    anchors = -(-R // q)
+    scale, differences = 4 * sqrt(c.log_delta) / (c.epsilon * n), R - anchors
+    noise = {"sigma_1": scale * L * sqrt(2 * anchors if differences else anchors)}
+    if differences:
+        noise |= {"sigma_2": scale * beta * sqrt(2 * differences), "sigma_2_hat": 2 * scale * L * sqrt(2 * differences)}
+    printed = {"sigma_1": scale * L * sqrt(max(R / q, 1)), "sigma_2": scale * beta * sqrt(R), "sigma_2_hat": 2 * scale * L * sqrt(R)}
+    partial = 0.0 if whole else L * sqrt(beta * gap * c.privacy / n) / M + L**2 / (M * n)
+    return Prescription(
+        theorem="ISRL-DP FedProx-SPIDER, complete statement",
+        formula="E ||G_eta(w)||^2 = O((sqrt(L beta Delta d ln(1/delta)) / (epsilon n sqrt(M)))^(4/3)"
+        " + L^2 d ln(1/delta) / (epsilon^2 n^2 M)"
+        + (")" if whole else " + L sqrt(beta Delta d ln(1/delta)) / (epsilon n^(3/2) M) + L^2/(M n))"),
+        conditions=(
+            ("epsilon <= 2 ln(1/delta)", c.epsilon <= 2 * c.log_delta),
+            ("q >= 1 as printed (else the answer is w_0)", X >= 1),
+            (_EXCHANGEABLE, whole),
+        ),
+        notes=(
+            "w_0 meets the bound for q < 1 only if ||G_eta(w_0)|| <= L, as for an indicator f1 with w_0 in its set",
+            "for M < N and unlike silos the last two terms lose their 1/sqrt(n) and 1/n",
+        ),
+        algorithm="spider",
+        output="uniform over w_1..w_R" if X >= 1 else "w_0",
+        rounds=R,
+        batch=n,
+        phase=q,
+        step=1 / (2 * beta),
+        noise=noise if X >= 1 else {},
+        upper_bound=(L * beta * gap * c.privacy / M) ** (2 / 3) + L**2 * c.privacy / M + partial,
+        printed={"q": floor(min(X ** (2 / 3), inf if whole else n * M))} | (printed if X >= 1 else {}),
+    )
+
+
+_ALGORITHMS = {"prox-sgd": prox_sgd, "prox-svrg": prox_svrg, "prox-pl-svrg": prox_pl_svrg, "spider": spider}
+
+
+def prescribe(algorithm: str, constants: Constants) -> Prescription:
+    """The theorem of `algorithm` (prox-sgd, prox-svrg, prox-pl-svrg, spider) at these constants."""
+    if algorithm not in _ALGORITHMS:
+        raise BadInput(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}.")
+    return _ALGORITHMS[algorithm](constants)
+
+
+def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:
+    """ISRL-DP and (epsilon, delta) user-level DP at once (app. "hybrid lower bounds"): run at (epsilon/n, delta/(4n)).
+
+    Corrected: the printed upper bound takes square roots of d ln(1/delta_0), N and Nn that the Prox-SGD theorem does not have.
+    """
+    n, epsilon = constants.records, constants.epsilon
+    plan = prescribe(algorithm, replace(constants, epsilon=epsilon / n, delta=constants.delta / (4 * n)))
+    conditions = (("user-level epsilon <= 1", epsilon <= 1), ("M = N", constants.answering == constants.silos), *plan.conditions)
+    return replace(plan, theorem=f"{plan.theorem}, at (epsilon/n, delta/(4n)) for user-level DP", conditions=conditions)
+
+
+def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.0) -> LowerBound:
+    """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R) for Prox-SGD) divides privacy by C^4.
+
+    kind: "smooth-convex" (thm. "LDP lower bound", squared gradient norm); "strongly-convex-erm" and "strongly-convex-so" (lr21fl, as far
+    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "hybrid" (the ERM one with n = 1).
+    """
+    c, total, n2 = constants, constants.silos * constants.records, "" if kind == "hybrid" else "n^2 "
+    if not 1 <= compositionality <= 1e20:
+        raise BadInput(f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}.")
+    privacy = c.privacy * (1 if n2 else c.records**2) / (c.silos * compositionality**4)
+    if kind == "smooth-convex":
+        value, formula = c.lipschitz**2 * min(1.0, privacy), "E ||grad Fhat(w)||^2 = Omega(L^2 min(1, d ln(1/delta) / (epsilon^2 n^2 N)))"
+    elif kind in ("strongly-convex-erm", "strongly-convex-so", "hybrid"):
+        sampled = kind == "strongly-convex-so"
+        value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / total if sampled else 0.0))
+        formula = f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}d ln(1/delta) / (epsilon^2 {n2}N)))"
+    else:
+        raise BadInput(f"kind must be one of smooth-convex, strongly-convex-erm, strongly-convex-so, hybrid, got {kind!r}.")
+    return LowerBound(
+        theorem=f"ISRL-DP lower bound, {kind}",
+        formula=formula,
+        conditions=(
+            ("M = N", c.answering == c.silos),
+            ("epsilon <= sqrt(N)", c.epsilon <= sqrt(c.silos)),
+            ("2^(-n N) <= delta < 1/(n N)", log(total) < c.log_delta <= total * log(2)),
+            ("N >= 16 ln(14 N), the least that N >= 16 ln(2/(delta_r n)) allows", c.silos >= 16 * log(14 * c.silos)),
+        ),
+        notes=("needs each round epsilon_r <= 1/n as well; the shuffling argument hides ln^2(1/(n N delta_min)) in the denominator",),
+        value=value,
+    )

@@ -1,0 +1,1 @@
+"""PRIVATE: the only folder that may hold a record."""

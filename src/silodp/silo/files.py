@@ -1,0 +1,245 @@
+"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one with the cell that is wrong.
+
+The sentences quote file contents: they are for the silo's operator, in a local command, and must never travel.
+"""
+
+import contextlib
+import csv
+import difflib
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as parquet
+
+from silodp.core.errors import BadInput
+
+MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loaded:
+    """What `load_silos` read: one (x, y) pair for each silo, and what is public about them; `Records.of(records_raw, names)` pads them."""
+
+    records_raw: list[tuple[np.ndarray, np.ndarray]]  # x: (n_i, *features) float32; y: (n_i,) int64, or float32 for regression
+    features: tuple[str, ...]
+    classes: tuple[str, ...]  # class k has label k; empty for regression
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Sheet:
+    columns: dict[str, np.ndarray]
+    label: str
+    shape: tuple[int, ...] | None = None  # of one record, where the features are one array rather than columns
+
+
+def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, names: Sequence[str] | None = None) -> Loaded:
+    """Read one file per silo; afterwards every x is finite, with the first file's columns in their order, and every label is a class.
+
+    `classes` is declared, never read off the data: labels become 0..k-1 in that order. None takes the labels 0 and 1 only;
+    an empty sequence means regression, with float targets. An NPZ may hold arrays x and y, in which case y is the label.
+    """
+    paths = [Path(path) for path in paths]
+    names = _names(paths, names)
+    if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
+        raise BadInput(f"--classes needs two or more different classes, but is {_listed(classes)}.")
+    records, order = [], []
+    for path in paths:
+        sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
+        columns = [name for name in sheet.columns if name != sheet.label]
+        order = order or columns
+        if set(columns) != set(order):
+            lacks, besides = [c for c in order if c not in columns], [c for c in columns if c not in order]
+            parts = [f"{verb} {_listed(which)}" for verb, which in (("lacks", lacks), ("has besides", besides)) if which]
+            raise BadInput(f"{path} and {paths[0]} must have the same columns, but {path} {' and '.join(parts)}.")
+        if len(sheet.columns[sheet.label]) == 0:
+            raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
+        y = _labels(path, sheet.label, sheet.columns[sheet.label], classes)
+        x = np.empty((len(order), len(y)), np.float32)
+        for j, column in enumerate(order):
+            x[j] = _numbers(path, column, sheet.columns[column])
+        x = np.ascontiguousarray(x.T)
+        records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
+    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names)
+
+
+def _names(paths: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
+    if not paths:
+        raise BadInput("no files are given; each silo needs one.")
+    if twice := _repeated([path.resolve() for path in paths]):
+        raise BadInput(f"{twice} is given twice; each silo needs its own file.")
+    if names is None:
+        stems = tuple(path.stem for path in paths)
+        return tuple(map(str, paths)) if _repeated(stems) else stems
+    if len(names) != len(paths) or _repeated(names):
+        raise BadInput(f"{len(paths)} files need {len(paths)} different silo names, but the names are {_listed(names)}.")
+    return tuple(names)
+
+
+def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet", ".npz"):
+        raise BadInput(f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz.")
+    if not path.is_file():
+        raise BadInput(f"{path} is a folder, not a file." if path.is_dir() else f"{path} does not exist.")
+    try:
+        if suffix == ".csv":
+            return _read_csv(path, label, text_label)
+        return _read_parquet(path, label) if suffix == ".parquet" else _read_npz(path, label)
+    except UnicodeError:
+        raise BadInput(f"{path} is not UTF-8 text; save it again as 'CSV UTF-8'.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read as {suffix}: {error.strerror or 'the file is damaged'}.") from None
+    except (pa.ArrowException, csv.Error, zipfile.BadZipFile, zlib.error, EOFError):
+        raise BadInput(f"{path} is not a whole {suffix} file; it may be damaged or have been cut short.") from None
+
+
+def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = next((row for row in csv.reader(file) if row), None)
+    if header is None:
+        raise BadInput(f"{path} is empty; it needs a header and at least one row.")
+    names = [name.encode().decode().strip() for name in header]  # fails if the header itself, not just some cell, is not UTF-8
+    if any("\n" in name for name in names):
+        raise BadInput(f"{path} has a line break within its header; each column's name must be on the first line.")
+    _check_columns(path, names, label)
+    labels = {name for name in header if name.strip() == label}
+    types = {name: pa.string() if text_label and name in labels else pa.float64() for name in header}
+    try:
+        table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=types))
+    except pa.ArrowInvalid:  # some cell is bad: take all as text, and let the checks of each column find and name it
+        table = _csv_as_text(path, header, label)
+    return _Sheet({name: _column(table, i) for i, name in enumerate(names)}, label)
+
+
+def _csv_as_text(path: Path, header: Sequence[str], label: str) -> pa.Table:
+    ragged = []
+    options = pacsv.ParseOptions(invalid_row_handler=lambda row: ragged.append(row) or "skip")
+    types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
+    table = pacsv.read_csv(path, pacsv.ReadOptions(use_threads=False), options, types)  # one thread, or rows have no number
+    if ragged:
+        row = ragged[0]
+        where = _where(row.number - 2)
+        raise BadInput(f"{path}, {where}: there are {row.actual_columns} cells, but the header names {row.expected_columns} columns.")
+    for i, name in enumerate(header):
+        with contextlib.suppress(pa.ArrowInvalid):  # only the columns with a bad cell stay text, and only they are searched cell by cell
+            if name.strip() != label:
+                table = table.set_column(i, name, table.column(i).cast(pa.string()).cast(pa.float64()))
+    return table
+
+
+def _read_parquet(path: Path, label: str) -> _Sheet:
+    table = parquet.ParquetFile(path).read()  # not read_table, which adds columns that it finds in the path
+    kept = [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]  # pandas' row index
+    _check_columns(path, [table.column_names[i] for i in kept], label)
+    return _Sheet({table.column_names[i]: _column(table, i) for i in kept}, label)
+
+
+def _read_npz(path: Path, label: str) -> _Sheet:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except (ValueError, AttributeError, TypeError):  # numpy's ways to say: pickled objects, or not an archive
+        raise BadInput(f"{path} is not an archive of plain arrays of numbers or text; pickled objects are never loaded.") from None
+    if set(arrays) == {"x", "y"} and arrays["x"].ndim > 1:
+        x, label = arrays["x"], "y"
+        shape, columns = x.shape[1:], x.reshape(len(x), int(np.prod(x.shape[1:])))
+        arrays = {f"x{j}": columns[:, j] for j in range(columns.shape[1])} | {"y": arrays["y"]}
+    else:
+        shape = None
+    _check_columns(path, list(arrays), label)
+    for name, array in arrays.items():
+        if array.shape != arrays[label].shape or array.ndim != 1:
+            raise BadInput(f"{path}: array {name!r} has shape {array.shape}, but needs one entry for each of the labels {label!r}.")
+    return _Sheet(arrays, label, shape)
+
+
+def _check_columns(path: Path, names: list[str], label: str) -> None:
+    if "" in names:
+        raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
+    if twice := _repeated(names):
+        raise BadInput(f"{path} has more than one column {twice!r}; each name may occur once.")
+    if label not in names:
+        if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+            raise BadInput(f"{path} has one column only, {names[0]!r}; cells must be separated by commas.")
+        lower = {name.lower(): name for name in names}
+        close = difflib.get_close_matches(label.lower(), list(lower), n=1)
+        hint = f"; did you mean {lower[close[0]]!r}?" if close else "."
+        raise BadInput(f"{path} has no label column {label!r} among its columns {_listed(names, 40)}{hint}")
+    if len(names) == 1:
+        raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
+
+
+def _numbers(path: Path, column: str, values: np.ndarray) -> np.ndarray:
+    """The column as finite float32, or a refusal that names the first cell that is not one."""
+    if values.dtype.kind in "biuf":
+        numbers = values
+    elif values.dtype.kind in "OUST":
+        numbers = np.asarray(pd.to_numeric(pd.Series(values, dtype=object), errors="coerce"), np.float64)
+    else:
+        numbers = np.full(len(values), np.nan)
+    with np.errstate(over="ignore"):
+        single = numbers.astype(np.float32)
+    bad = ~np.isfinite(single)
+    if bad.any():
+        _refuse_cell(path, column, int(bad.argmax()), values, "a finite number (in single precision)")
+    return single
+
+
+def _labels(path: Path, column: str, values: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
+    if classes is not None and len(classes) == 0:
+        return _numbers(path, column, values)
+    index = {name: k for k, name in enumerate(("0", "1") if classes is None else classes)}
+    codes, found = pd.factorize(pd.Series(values, dtype=object) if values.dtype.kind in "OUST" else values)
+    of_code = np.array([_class(value, index) for value in found] + [-1])  # a missing value has code -1, and so the last entry
+    y = of_code[codes]
+    if (y < 0).any():
+        wanted = f"one of the classes {_listed(list(index))}"
+        if classes is None:
+            wanted = "0 or 1; declare other classes with --classes (public: the set of classes must not be read off the data)"
+        _refuse_cell(path, column, int((y < 0).argmax()), values, wanted)
+    return y.astype(np.int64)
+
+
+def _class(value: Any, index: dict[str, int]) -> int:
+    """Class number of one label, or -1; 1, 1.0 and '1.0' are the class '1' unless the class '1.0' is declared."""
+    text = _text(value).strip()
+    if text not in index and text.endswith(".0"):
+        text = text[:-2]
+    return index.get(text, -1)
+
+
+def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
+    text = _text(values[row])
+    what = "the value is missing" if text.strip().lower() in MISSING else f"the value is {text[:60]!r}"
+    raise BadInput(f"{path}, column {column!r}, {_where(row)}: {what}, but must be {wanted}.")
+
+
+def _where(row: int) -> str:
+    return f"row {row + 1} (counted from 1, without the header)"
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _column(table: pa.Table, i: int) -> np.ndarray:
+    return table.column(i).to_pandas().to_numpy()
+
+
+def _repeated(items: Sequence[Any]) -> Any:
+    return next((item for item, count in Counter(items).items() if count > 1), None)
+
+
+def _listed(items: Sequence[str], most: int = 8) -> str:
+    text = ", ".join(map(repr, items[:most]))
+    return text if len(items) <= most else f"{text} and {len(items) - most} more"

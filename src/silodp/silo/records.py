@@ -1,0 +1,89 @@
+"""The records of N silos as one padded tensor, so that a statistic over all of them is one batched operation.
+
+Holds records: nothing here may be sent, logged or put into an exception; `repr` shows the public counts and names only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record iff k < n_i, and n_i <= n_max."""
+
+    x: Tensor = field(repr=False)  # (N, n_max, *features), float32; padding rows are zero
+    y: Tensor = field(repr=False)  # (N, n_max): int64 classes or float32 targets; padding is zero
+    counts: tuple[int, ...]  # n_i, public
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None) -> "Records":
+        """Pad one (x, y) pair per silo; integer y become int64 classes, and if any silo has float y, all become float32 targets.
+
+        A value that is not finite is kept: the gate lets such a record contribute zero.
+        """
+        if not silos:
+            raise BadInput("there are no silos; at least one is needed.")
+        names = tuple(names) if names is not None else tuple(f"silo-{i}" for i in range(len(silos)))
+        if len(names) != len(silos) or len(set(names)) != len(names):
+            raise BadInput(f"{len(silos)} silos need {len(silos)} different names, but the names are {', '.join(map(repr, names))}.")
+        pairs = [(_array(x, "features", name), _array(y, "labels", name)) for (x, y), name in zip(silos, names, strict=True)]
+        shape = pairs[0][0].shape[1:]
+        for (x, y), name in zip(pairs, names, strict=True):
+            if x.ndim < 2 or y.ndim != 1:
+                raise BadInput(f"silo {name!r} needs features of shape (n, ...) and labels of shape (n,), but has {x.shape} and {y.shape}.")
+            if len(x) != len(y):
+                raise BadInput(f"silo {name!r} has {len(x)} rows of features but {len(y)} labels; it needs one label for each row.")
+            if len(x) == 0:
+                raise BadInput(f"silo {name!r} has no records; leave it out, or give it at least one.")
+            if x.shape[1:] != shape:
+                raise BadInput(
+                    f"silo {name!r} has records of shape {x.shape[1:]} but silo {names[0]!r} has {shape}; all must have the same features."
+                )
+        counts = tuple(len(y) for _, y in pairs)
+        targets = any(y.dtype.kind == "f" for _, y in pairs)
+        padded_x = np.zeros((len(pairs), max(counts), *shape), np.float32)
+        padded_y = np.zeros((len(pairs), max(counts)), np.float32 if targets else np.int64)
+        with np.errstate(over="ignore"):  # too large for float32 becomes inf, which the gate treats like any other bad record
+            for i, (x, y) in enumerate(pairs):
+                padded_x[i, : counts[i]] = x
+                padded_y[i, : counts[i]] = y
+        return cls(torch.from_numpy(padded_x), torch.from_numpy(padded_y), counts, names)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(N, n_max) bool: True where there is a record, False where there is padding."""
+        counts = torch.tensor(self.counts, device=self.x.device)
+        return torch.arange(self.x.shape[1], device=self.x.device) < counts[:, None]
+
+    def select(self, silos: Sequence[int]) -> "Records":
+        """The silos with these indices, in this order; n_max stays, so that masks and weights made for all silos still fit."""
+        if len(silos) == 0:
+            raise BadInput("no silo is selected; at least one is needed.")
+        index = torch.as_tensor(list(silos), device=self.x.device)
+        return Records(self.x[index], self.y[index], tuple(self.counts[i] for i in silos), tuple(self.names[i] for i in silos))
+
+    def to(self, device: torch.device | str) -> "Records":
+        """The same records on `device`."""
+        return Records(self.x.to(device), self.y.to(device), self.counts, self.names)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def _array(values: ArrayLike, what: str, name: str) -> np.ndarray:
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise BadInput(f"the {what} of silo {name!r} are not one rectangular array of numbers.")
+    return array

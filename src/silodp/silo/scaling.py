@@ -1,0 +1,26 @@
+"""Record-level feature statistics for private scaling. Each record's vector has a norm bound that no value can break."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from silodp.silo.records import Records
+
+
+def histogram_sum(records: Records, edges: Tensor) -> Tensor:
+    """(N, features x bins) counts: each feature of a record falls in exactly one bin (non-finite values in none), so its norm is at most
+    sqrt(features)."""
+    x = records.x.flatten(2)
+    bins = torch.bucketize(x.contiguous(), edges.to(x))
+    inside = torch.isfinite(x) & records.mask.unsqueeze(-1)
+    one_hot = torch.zeros(len(records), x.shape[2], len(edges) + 1, dtype=torch.float64)
+    one_hot.scatter_add_(2, bins.transpose(1, 2), inside.transpose(1, 2).double())
+    return one_hot.flatten(1)
+
+
+def moments_sum(records: Records, low: Tensor, high: Tensor) -> Tensor:
+    """(N, 2 features): sums of u and u^2, u the feature clamped to its public range and mapped to [-1, 1]; norm at most sqrt(2 features)."""
+    x = records.x.flatten(2).double()
+    u = (2 * (x - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0) * records.mask.unsqueeze(-1)
+    return torch.cat([u.sum(1), u.square().sum(1)], dim=1)

@@ -1,0 +1,119 @@
+"""How a gate computes in simulation: fast batched gradients and seeded generators. Not for deployment, and run folders say so.
+
+Runs that share a seed share their random draws (each run by itself has the right law), which makes a sweep's comparisons sharper
+and its random numbers cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from silodp.core.clipping import clipped_sum
+from silodp.core.problem import Problem
+from silodp.core.query import (
+    CLIP_TOLERANCE,
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    Sampling,
+    WithoutReplacement,
+)
+from silodp.silo.records import Records
+from silodp.silo.scaling import histogram_sum, moments_sum
+
+
+class Simulated:
+    """Answers queries over all silos and runs at once. `seeds` has one entry per run, or one for all."""
+
+    label = "simulation: seeded pseudo-random float noise"
+
+    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int], *, memory: int = 2**28) -> None:
+        self.problem, self.records, self.memory = problem, records, memory
+        unique = sorted(set(seeds))
+        self._generators = [torch.Generator().manual_seed(0x51_10_DB ^ (seed << 20)) for seed in unique]
+        self._world = torch.tensor([unique.index(seed) for seed in seeds])
+        self._partitions: dict[tuple[str, int], Tensor] = {}
+
+    def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
+        """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its Gaussian noise."""
+        statistic, mechanism = query.statistic, query.mechanism
+        match statistic:
+            case Grad(w=w):
+                return self._noisy(self._mean(w, None, mechanism, silos), mechanism, silos)
+            case GradDiff(w=w, reference=reference):
+                return self._noisy(self._mean(w, reference, mechanism, silos), mechanism, silos)
+            case LocalSteps(w=w, steps=steps, step=step):
+                step = step.unsqueeze(-1) if isinstance(step, Tensor) else step
+                start = w.unsqueeze(1)
+                local = start.expand(-1, len(silos), -1)
+                for _ in range(steps):
+                    g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
+                    local = self.problem.prox(local - step * g, step)
+                return local - start
+            case Histogram(edges=edges):
+                return self._noisy(self._plain(histogram_sum(self.records, edges), mechanism, silos), mechanism, silos)
+            case Moments(low=low, high=high):
+                return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
+
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        at = list(silos)
+        records = self.records if at == list(range(len(self.records))) else self.records.select(at)
+        weight = self._weight(mechanism.sampling, at)
+        total = clipped_sum(self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory)
+        return total / self._batch(mechanism.sampling, at).to(total)
+
+    def _plain(self, sums: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        if not isinstance(mechanism.sampling, FullBatch):
+            raise AssertionError("feature statistics use every record")
+        return (sums[list(silos)] / self._batch(mechanism.sampling, silos)).unsqueeze(0)
+
+    def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
+        return torch.tensor([[sampling.batch(self.records.counts[s])] for s in silos], dtype=torch.float64)
+
+    def _noisy(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
+        multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
+        multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
+        clip = torch.as_tensor(mechanism.clip, dtype=torch.float64).cpu()
+        sensitivity = 2 * clip * (1 + CLIP_TOLERANCE) / self._batch(mechanism.sampling, silos).squeeze(-1)
+        std = torch.where(multiplier == 0, 0.0, multiplier * sensitivity)
+        if not bool((std > 0).any()):
+            return mean
+        draws = torch.stack([torch.randn(mean.shape[1:], generator=g) for g in self._generators]).to(mean)
+        noise = draws if len(self._generators) == 1 else draws[self._world.to(draws.device)]
+        return mean + std.unsqueeze(-1).to(mean) * noise
+
+    def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
+        """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
+        mask = self.records.mask[list(silos)]
+        match sampling:
+            case FullBatch():
+                return mask.to(self.records.x.dtype)
+            case Poisson(rate):
+                chosen = torch.stack([torch.rand(mask.shape, generator=g) < rate for g in self._generators])
+            case WithoutReplacement():
+                chosen = torch.stack([self._ranks(g, silos) < self._batch(sampling, silos).long() for g in self._generators])
+            case DisjointBatches(batches=batches, index=index, partition=name):
+                if (name, batches) not in self._partitions:
+                    everyone = range(len(self.records))
+                    self._partitions[name, batches] = torch.stack([self._ranks(g, everyone) for g in self._generators])
+                size = self._batch(sampling, silos).long()
+                chosen = self._partitions[name, batches][:, list(silos)] // size == index
+        chosen = chosen.to(mask.device) & mask
+        return (chosen if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]).to(self.records.x.dtype)
+
+    def _ranks(self, generator: torch.Generator, silos: Sequence[int]) -> Tensor:
+        """A uniformly random order of each silo's records (padding last), as ranks (M, n)."""
+        keys = torch.rand((len(silos), self.records.x.shape[1]), generator=generator, dtype=torch.float64)
+        keys[~self.records.mask[list(silos)].cpu()] = 2.0
+        return keys.argsort(1).argsort(1)

@@ -1,0 +1,61 @@
+"""One algorithm of the paper per file, each a generator that asks a federation and yields iterates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from silodp.server.algorithms.local_sgd import local_sgd
+from silodp.server.algorithms.mb_sgd import mb_sgd
+from silodp.server.algorithms.prox_pl_svrg import prox_pl_svrg
+from silodp.server.algorithms.prox_sgd import prox_sgd
+from silodp.server.algorithms.prox_spider import prox_spider
+from silodp.server.algorithms.prox_svrg import prox_svrg
+from silodp.server.algorithms.spider_alternate import spider_alternate
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A generator with the kinds of release it makes and the settings, beside `step`, that shape its schedule."""
+
+    name: str
+    run: Callable
+    kinds: tuple[str, ...]
+    settings: tuple[str, ...]
+    summary: str
+    disjoint: bool = False
+    defaults: dict[str, float] = field(default_factory=dict)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    a.name: a
+    for a in (
+        Algorithm("prox-sgd", prox_sgd, ("minibatch",), ("rounds",), "Noisy Prox-SGD on disjoint batches", disjoint=True),
+        Algorithm("mb-sgd", mb_sgd, ("minibatch",), ("rounds",), "minibatch SGD, every round on all records or a fresh batch"),
+        Algorithm("local-sgd", local_sgd, ("minibatch",), ("rounds", "steps"), "FedAvg with noisy local steps", defaults={"steps": 2}),
+        Algorithm(
+            "prox-svrg", prox_svrg, ("anchor", "refine"), ("epochs", "inner", "slope"), "FedProx-SVRG", defaults={"inner": 5, "slope": 1.0}
+        ),
+        Algorithm(
+            "prox-pl-svrg",
+            prox_pl_svrg,
+            ("anchor", "refine"),
+            ("restarts", "epochs", "inner", "slope"),
+            "FedProx-PL-SVRG: SVRG with restarts",
+            defaults={"restarts": 2, "inner": 5, "slope": 1.0},
+        ),
+        Algorithm(
+            "spider", prox_spider, ("anchor", "refine"), ("rounds", "phase", "slope"), "FedProx-SPIDER", defaults={"phase": 5, "slope": 1.0}
+        ),
+        Algorithm(
+            "spider-alternate",
+            spider_alternate,
+            ("anchor", "refine"),
+            ("rounds", "slope"),
+            "Fed-SPIDER in two half-rounds",
+            defaults={"slope": 1.0},
+        ),
+    )
+}
+
+__all__ = ["ALGORITHMS", "Algorithm", "local_sgd", "mb_sgd", "prox_pl_svrg", "prox_sgd", "prox_spider", "prox_svrg", "spider_alternate"]

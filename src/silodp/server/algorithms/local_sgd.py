@@ -1,0 +1,16 @@
+"""ISRL-DP Local SGD (FedAvg with noisy local steps), the paper's second baseline."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, LocalSteps, Number, Query
+from silodp.server.federation import Port
+
+
+def local_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
+    """Each silo takes `steps` noisy proximal steps of its own from w_r; w_{r+1} is the mean of where they end."""
+    for r in range(rounds):
+        w = w + fed.mean(Query(LocalSteps(w, steps, step), minibatch.at(r)))
+        yield w

@@ -1,0 +1,15 @@
+"""ISRL-DP MB-SGD, the paper's first baseline (Lowy & Razaviyayn 2021): Prox-SGD whose every round asks all records or a fresh batch."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Number
+from silodp.server.algorithms.prox_sgd import prox_sgd
+from silodp.server.federation import Port
+
+
+def mb_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
+    """The same step as Prox-SGD; what differs is the sampling that it is given, and so its price."""
+    yield from prox_sgd(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)

@@ -1,0 +1,17 @@
+"""ISRL-DP Noisy Prox-SGD (the paper's algorithm "LDP Prox"): a noisy minibatch gradient, then a proximal step."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.server.federation import Port
+
+
+def prox_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
+    """w_{r+1} = prox(w_r - step g_r, step), g_r the mean over silos of batch r. The theorem takes disjoint batches and step 1/(2 beta)."""
+    for r in range(rounds):
+        g = fed.mean(Query(Grad(w), minibatch.at(r)))
+        w = problem.prox(w - step * g, step)
+        yield w

@@ -1,0 +1,25 @@
+"""ISRL-DP FedProx-SPIDER (the paper's algorithm 3), with difference clipping in the place of an unknown smoothness constant."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Port
+
+
+def prox_spider(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
+) -> Iterator[Tensor]:
+    """A fresh anchor every `phase` rounds; between anchors the estimate h is carried on by noisy gradient differences, whose noise
+    shrinks with the move of w. phase = 1 is MB-SGD; slope = inf is the paper's plain form."""
+    h = prev = w
+    for r in range(rounds):
+        if r % phase == 0:
+            h = fed.mean(Query(Grad(w), anchor))
+        else:
+            h = h + fed.mean(ask_difference(w, prev, refine, anchor, slope))
+        prev, w = w, problem.prox(w - step * h, step)
+        yield w

@@ -1,0 +1,24 @@
+"""ISRL-DP FedProx-SVRG (the paper's algorithm 1), with the cohort of an epoch fixed and differences taken to the anchor's own point."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Port
+
+
+def prox_svrg(
+    fed: Port, problem: Problem, w: Tensor, *, epochs: int, inner: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
+) -> Iterator[Tensor]:
+    """E epochs of Q inner steps. The anchor's noise is drawn once an epoch and reused, so it costs once; the first inner step stands
+    at the anchor's point, where the difference is zero and need not be asked."""
+    for _ in range(epochs):
+        silos, center = fed.cohort(), w
+        g = silos.mean(Query(Grad(center), anchor))
+        for t in range(inner):
+            v = g if t == 0 else g + silos.mean(ask_difference(w, center, refine, anchor, slope))
+            w = problem.prox(w - step * v, step)
+            yield w

@@ -1,0 +1,33 @@
+"""Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the average of the tail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+
+RULES = ("last", "random", "tail")
+
+
+def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> Tensor:
+    """Runs the generator to its end. All three rules are post-processing of releases, so none costs privacy."""
+    if rule not in RULES:
+        raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
+    points = list(iterates) if rule != "last" else _last(iterates)
+    if not points:
+        raise BadInput("the algorithm made no step; give it at least one round")
+    if rule == "random":
+        return points[int(np.random.default_rng(seed).integers(len(points)))]
+    tail = points[len(points) // 2 :]
+    return sum(tail[1:], tail[0]) / len(tail)
+
+
+def _last(iterates: Iterable[Tensor]) -> list[Tensor]:
+    """The last iterate alone, without keeping the others."""
+    kept: list[Tensor] = []
+    for w in iterates:
+        kept = [w]
+    return kept

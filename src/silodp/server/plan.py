@@ -1,0 +1,276 @@
+"""Noise before data: run the very algorithm against a federation that only collects prices, and set its noise to fill each budget."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from silodp.core.accounting import (
+    GDP,
+    RENYI_ORDERS,
+    ROUND_UP,
+    Budget,
+    Committed,
+    Renyi,
+    Rule,
+    _renyi_conversion,
+    budget_array,
+    composed_epsilon,
+)
+from silodp.core.errors import BadInput
+from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, WithoutReplacement
+from silodp.server.federation import Everyone, Fixed
+
+Run = Callable[..., Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query of a dry run: its kind, its event at the mechanism's noise, and the silos that would answer it."""
+
+    kind: str
+    event: Event
+    silos: tuple[int, ...]
+
+
+class DryRun:
+    """A federation without silos: it notes what is asked, and answers zero."""
+
+    def __init__(self, participation: Everyone, log: list[Asked]) -> None:
+        self._participation, self._log = participation, log
+
+    def mean(self, query: Query) -> Tensor:
+        self._log.append(Asked(query.mechanism.kind, query.event(), self._participation.planned()))
+        return torch.zeros(query.statistic.shape)
+
+    def everyone(self) -> DryRun:
+        """All silos, whoever takes part in training rounds."""
+        return DryRun(Everyone(self._participation.silos), self._log)
+
+    def cohort(self) -> DryRun:
+        return DryRun(Fixed(self._participation.planned()), self._log)
+
+
+class Nowhere:
+    """A problem of one dimension, for dry runs."""
+
+    dim = 1
+
+    def prox(self, w: Tensor, step) -> Tensor:
+        return w
+
+
+def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyone) -> list[Asked]:
+    """Every query that `run` would make, in order. Prices depend on sampling and noise only, never on answers."""
+    log: list[Asked] = []
+    for _ in run(DryRun(participation, log), Nowhere(), torch.zeros(1, 1), **mechanisms):
+        pass
+    return log
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An algorithm's mechanisms with their noise set, the rule that prices them, and what they will cost."""
+
+    mechanisms: dict[str, Gaussian]
+    rule: Rule
+    asked: list[Asked]
+    counts: tuple[int, ...]
+    budgets: np.ndarray
+
+    def count(self, kind: str, silo: int) -> int:
+        """How many releases of this kind the silo makes (a local step is a release)."""
+        return sum(a.event.count for a in self.asked if a.kind == kind and silo in a.silos)
+
+    def spent(self) -> np.ndarray:
+        """Epsilon that a run will have spent at the end, at each budget's delta: (J, N)."""
+        buckets: dict[str, np.ndarray] = {}
+        for asked in self.asked:
+            event = replace(asked.event, noise_multiplier=self.mechanisms[asked.kind].noise_multiplier)
+            key, price = self.rule.price(event, np.asarray(self.counts))
+            answers = np.isin(np.arange(len(self.counts)), asked.silos)
+            buckets[key] = buckets.get(key, 0.0) + np.where(answers, price, 0.0)
+        return self.rule.epsilon(buckets, np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets))
+
+
+def calibrate(
+    run: Run,
+    mechanisms: Mapping[str, Gaussian],
+    budgets: Budget | Sequence,
+    counts: Sequence[int],
+    participation: Everyone | None = None,
+    *,
+    shares: Mapping[str, float] | None = None,
+    rule: str | None = None,
+) -> Plan:
+    """Sets each mechanism's noise multiplier so that `run` as a whole spends each silo's budget, and no more.
+
+    `shares` splits the budget (mu^2) between kinds of release; equal shares by default. `rule` is "gdp" (exact; full and disjoint
+    batches), "committed" (privacy-loss distributions; full and Poisson batches) or "renyi" (anything); the tightest that applies
+    is the default.
+    """
+    participation = participation or Everyone(len(counts))
+    asked = dry_run(run, {k: replace(m, noise_multiplier=1.0) for k, m in mechanisms.items()}, participation)
+    kinds = [kind for kind in mechanisms if any(a.kind == kind for a in asked)]
+    shares = _shares(shares, kinds)
+    for a in asked:
+        for silo in a.silos:
+            mechanisms[a.kind].at(0).sensitivity(counts[silo])  # a batch without a record is refused before anything is spent
+    array = budget_array(budgets)
+    array = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
+    name = rule or _default_rule([a.event for a in asked])
+    profiles = [_profile(asked, kinds, shares, silo) for silo in range(len(counts))]
+    multipliers = {kind: np.zeros(array.shape) for kind in kinds}
+    orders = np.full(array.shape, 2.0)
+    for j, i in np.ndindex(array.shape):
+        scale, orders[j, i] = _solve(name, profiles[i], array[j, i], counts[i])
+        for kind, weight in profiles[i].weights:
+            multipliers[kind][j, i] = scale * weight
+    noisy = {
+        kind: replace(m, noise_multiplier=torch.from_numpy(multipliers[kind]) if kind in kinds else 0.0) for kind, m in mechanisms.items()
+    }
+    noisy = {kind: noisy[kind] for kind in mechanisms}
+    return Plan(noisy, _rule(name, orders, asked, noisy, len(counts)), asked, tuple(counts), array)
+
+
+def with_multipliers(
+    run: Run, mechanisms: Mapping[str, Gaussian], counts: Sequence[int], budgets: Budget | Sequence, participation: Everyone | None = None
+) -> Plan:
+    """A plan whose noise is given, not calibrated (the paper's constants, or none): `spent` says what it really costs."""
+    participation = participation or Everyone(len(counts))
+    asked = dry_run(run, mechanisms, participation)
+    array = budget_array(budgets)
+    array = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
+    return Plan(dict(mechanisms), GDP(), asked, tuple(counts), array)
+
+
+# --- the solver -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What one silo is asked: relative noise weight of each kind, and the distinct events with their counts at those weights."""
+
+    weights: tuple[tuple[str, float], ...]
+    events: tuple[tuple[object, float, int], ...]
+    full: float
+    """Sum of 1 / weight^2 with partitions at their maximum: mu^2 at scale 1."""
+
+
+def _shares(shares: Mapping[str, float] | None, kinds: Sequence[str]) -> dict[str, float]:
+    given = dict(shares) if shares else {}
+    total = sum(given.get(kind, 1.0) for kind in kinds)
+    for kind, share in given.items():
+        if not 0 < share < math.inf:
+            raise BadInput(f"the budget share of {kind} is {share:g}; it must be greater than 0")
+    return {kind: given.get(kind, 1.0) / total for kind in kinds}
+
+
+def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, float], silo: int) -> _Profile:
+    mine = [a for a in asked if silo in a.silos]
+    gdp = GDP()
+
+    def total(events: Sequence[tuple[Event, float]]) -> float:
+        buckets: dict[str, np.ndarray] = {}
+        for event, weight in events:
+            batch = event.sampling if isinstance(event.sampling, DisjointBatches) else FullBatch()
+            key, price = gdp.price(Event(batch, weight, event.count), np.zeros(()))
+            buckets[key] = buckets.get(key, np.zeros(())) + price
+        return float(gdp.total(buckets))
+
+    weights = {kind: math.sqrt(max(total([(a.event, 1.0) for a in mine if a.kind == kind]), 1.0) / shares[kind]) for kind in kinds}
+    merged: dict[tuple[object, float], int] = {}
+    for a in mine:
+        key = (a.event.sampling, weights[a.kind])
+        merged[key] = merged.get(key, 0) + a.event.count
+    return _Profile(
+        tuple(weights.items()),
+        tuple((sampling, weight, count) for (sampling, weight), count in merged.items()),
+        total([(a.event, weights[a.kind]) for a in mine]),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float, float]:
+    """(scale, Renyi order): the least scale of the noise weights at which this silo's events fit its budget."""
+    if math.isinf(budget.epsilon) or profile.full == 0:
+        return 0.0, 2.0  # no noise is wanted, or nothing is asked: a question would then cost infinity, and be refused
+    exact = math.sqrt(profile.full) / math.sqrt(float(GDP().capacity(budget_array(budget))))
+    if rule == "gdp":
+        return exact * ROUND_UP, 2.0
+    if rule == "committed":
+
+        def excess(log_scale: float) -> float:
+            scale = math.exp(log_scale)
+            events = tuple((sampling, weight * scale, count) for sampling, weight, count in profile.events)
+            return composed_epsilon(events, budget.delta) - budget.epsilon  # type: ignore[arg-type]
+
+        return _least(excess, exact), 2.0
+
+    def scale_at(order: float) -> float:
+        room = budget.epsilon - _renyi_conversion(order, budget.delta)
+        if room <= 0:
+            return math.inf
+        ledger = Renyi(order)
+
+        def excess(log_scale: float) -> float:
+            buckets: dict[str, np.ndarray] = {}
+            for sampling, weight, count in profile.events:
+                key, price = ledger.price(Event(sampling, weight * math.exp(log_scale), count), np.asarray(n))  # type: ignore[arg-type]
+                buckets[key] = buckets.get(key, np.zeros(())) + price
+            return float(ledger.total(buckets)) / room - 1
+
+        return _least(excess, exact)
+
+    best = min(RENYI_ORDERS[::20], key=scale_at)
+    near = RENYI_ORDERS[np.abs(np.log(RENYI_ORDERS / best)) < 0.3]
+    best = min(near[::4], key=scale_at)
+    return scale_at(float(best)), float(best)
+
+
+def _least(excess: Callable[[float], float], guess: float) -> float:
+    """The least scale with excess <= 0, for an excess that falls in log(scale); ends on the safe side."""
+    low = high = math.log(guess)
+    while excess(high) > 0:
+        high += 0.7
+        if high > math.log(guess) + 30:
+            return math.inf
+    while excess(low) <= 0:
+        low -= 0.7
+        if low < math.log(guess) - 30:
+            return math.exp(low)
+    root = optimize.brentq(excess, low, high, xtol=1e-7)
+    while excess(root) > 0:
+        root += 1e-7
+    return math.exp(root)
+
+
+def _default_rule(events: Sequence[Event]) -> str:
+    kinds = {type(e.sampling) for e in events}
+    if not kinds & {Poisson, WithoutReplacement}:
+        return "gdp"
+    return "renyi" if kinds & {WithoutReplacement, DisjointBatches} else "committed"
+
+
+def _rule(name: str, orders: np.ndarray, asked: Sequence[Asked], mechanisms: Mapping[str, Gaussian], silos: int) -> Rule:
+    match name:
+        case "gdp":
+            return GDP()
+        case "renyi":
+            return Renyi(orders)
+        case "committed":
+            most: dict[tuple[Sampling, bytes], Event] = {}
+            for a in asked:
+                multiplier = np.asarray(mechanisms[a.kind].noise_multiplier)
+                key = (a.event.sampling, multiplier.tobytes())  # kinds of equal noise are one entry: their events look the same
+                count = a.event.count * np.isin(np.arange(silos), a.silos)
+                most[key] = Event(a.event.sampling, multiplier, most[key].count + count if key in most else count)
+            return Committed(tuple(most.values()))
+    raise BadInput(f"ledger rule {name!r} is unknown; choose gdp, renyi or committed")

@@ -1,0 +1,1 @@
+"""PLUMBING: carries a query out and a release back."""

@@ -1,0 +1,312 @@
+"""Every algorithm passes its conformance suite, and without noise finds what scikit-learn and cvxpy find."""
+
+import functools
+import math
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Lasso, Ridge
+from torch import nn
+
+from silodp.core.accounting import Budget
+from silodp.core.errors import Refused
+from silodp.core.losses import logistic, squared_error
+from silodp.core.problem import Problem
+from silodp.core.prox import L1, Box, SquaredL2
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Poisson, Query, WithoutReplacement
+from silodp.lab.conformance.algorithm import (
+    check_algorithm,
+    check_charges,
+    check_narrow,
+    check_optimum,
+    check_runs_do_not_mix,
+)
+from silodp.lab.conformance.federation import check_replay
+from silodp.lab.simulation import simulate
+from silodp.server.algorithms import ALGORITHMS, Algorithm, prox_pl_svrg, prox_spider, prox_svrg
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Uniform
+from silodp.server.plan import calibrate
+from silodp.silo.records import Records
+
+DIM = 4
+COUNTS = (30, 50)
+
+LONG = {
+    "prox-sgd": {"rounds": 120},
+    "mb-sgd": {"rounds": 120},
+    "local-sgd": {"rounds": 120, "steps": 1},
+    "prox-svrg": {"epochs": 24, "inner": 5, "slope": 1.0},
+    "prox-pl-svrg": {"restarts": 30, "epochs": 2, "inner": 4, "slope": 1.0},
+    "spider": {"rounds": 120, "phase": 5, "slope": 1.0},
+    "spider-alternate": {"rounds": 60, "slope": 1.0},
+}
+SHORT = {
+    "prox-sgd": ({"rounds": 6}, 6),
+    "mb-sgd": ({"rounds": 6}, 6),
+    "local-sgd": ({"rounds": 4, "steps": 3}, 4),
+    "prox-svrg": ({"epochs": 2, "inner": 3, "slope": 1.0}, 6),
+    "prox-pl-svrg": ({"restarts": 2, "epochs": 2, "inner": 2, "slope": 1.0}, 10),
+    "spider": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
+    "spider-alternate": ({"rounds": 3, "slope": 1.0}, 6),
+}
+
+
+def arrays(loss, *, alike=False):
+    """One (x, y) pair per silo: of unequal size, with means and labels of their own, or `alike`, the second the first one twice."""
+    random = np.random.default_rng(7)
+    truth = np.array([1.5, -2.0, 0.0, 0.4])
+    silos = []
+    for i, n in enumerate(COUNTS):
+        x = random.normal(0.5 * i, 1, (n, DIM))
+        z = x @ truth * (1 - 0.8 * i) + random.normal(0, 0.5, n)
+        silos.append((x, (z > 0).astype(np.int64) if loss is logistic else z))
+    if alike:
+        x, y = silos[0]
+        silos[1] = (np.concatenate([x, x]), np.concatenate([y, y]))
+    return silos
+
+
+def stacked(silos):
+    """All records, each with weight 1 / (N n_i): the objective is the mean over silos of silo means."""
+    weight = np.concatenate([np.full(len(y), 1 / (len(silos) * len(y))) for _, y in silos])
+    return np.concatenate([x for x, _ in silos]), np.concatenate([y for _, y in silos]), weight
+
+
+def ridge(silos, strength=0.2):
+    x, y, weight = stacked(silos)
+    w = Ridge(alpha=strength / 2, fit_intercept=False, tol=1e-12).fit(x, y, sample_weight=weight).coef_
+    return weight @ (x @ w - y) ** 2 + strength / 2 * w @ w
+
+
+def lasso(silos, strength=0.5):
+    x, y, weight = stacked(silos)
+    w = Lasso(alpha=strength / 2, fit_intercept=False, tol=1e-12, max_iter=100_000).fit(x, y, sample_weight=weight).coef_
+    assert (np.abs(w) < 0.02).any(), "a lasso that pulls nobody to zero would not test its prox"
+    return weight @ (x @ w - y) ** 2 + strength * np.abs(w).sum()
+
+
+def boxed(silos, reach=0.5):
+    x, y, weight = stacked(silos)
+    w = cp.Variable(DIM)
+    objective = cp.Minimize(weight @ cp.logistic(x @ w) - (weight * y) @ (x @ w))
+    optimum = cp.Problem(objective, [cp.abs(w) <= reach]).solve(solver=cp.CLARABEL)
+    assert (np.abs(w.value) > reach - 1e-6).any(), "a box that holds nobody back would not test its prox"
+    return optimum
+
+
+CONVEX = {
+    "ridge": (squared_error, SquaredL2(0.2), ridge, 0.2),
+    "lasso": (squared_error, L1(0.5), lasso, 0.2),
+    "box-constrained logistic regression": (logistic, Box(-0.5, 0.5), boxed, 1.0),
+}
+
+
+@functools.cache
+def convex(name, alike=False):
+    loss, prox, solve, step = CONVEX[name]
+    silos = arrays(loss, alike=alike)
+    return Problem(nn.Linear(DIM, 1, bias=False), loss, prox), Records.of(silos), float(solve(silos)), step
+
+
+def test_the_tables_of_this_file_name_every_algorithm():
+    assert set(LONG) == set(SHORT) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("case", CONVEX)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case):
+    algorithm, (short, iterates) = ALGORITHMS[name], SHORT[name]
+    # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear (ridge) or the silos are alike.
+    problem, records, optimum, step = convex(case, alike=name == "local-sgd" and case != "ridge")
+    batches = DisjointBatches(short["rounds"]) if algorithm.disjoint else None
+    check_algorithm(
+        algorithm, problem, records, optimum=optimum, step=step, long=LONG[name], short=short, iterates=iterates, sampling=batches
+    )
+
+
+@pytest.mark.parametrize("case", CONVEX)
+def test_several_local_steps_find_the_optimum_of_silos_that_are_alike(case):
+    problem, records, optimum, step = convex(case, alike=True)
+    check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings={"rounds": 40, "steps": 4}, step=step)
+
+
+@pytest.mark.parametrize("sampling", [Poisson(0.3), WithoutReplacement(0.3)], ids=["poisson", "without replacement"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_runs_on_random_batches_do_not_mix(name, sampling):
+    problem, records, _, step = convex("lasso")
+    check_runs_do_not_mix(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling)
+
+
+@pytest.mark.parametrize(("sampling", "rule"), [(Poisson(0.3), "renyi"), (FullBatch(), "renyi"), (FullBatch(), "committed")], ids=str)
+@pytest.mark.parametrize("name", ["mb-sgd", "local-sgd", "spider"])
+def test_other_rules_and_batches_are_charged_as_priced_too(name, sampling, rule):
+    problem, records, _, step = convex("lasso")
+    check_charges(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling, rule=rule)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_all_that_it_knows_it_knows_from_releases(name):
+    problem, records, _, step = convex("ridge")
+    settings, _ = SHORT[name]
+    run = functools.partial(ALGORITHMS[name].run, **settings, step=step)
+    mechanisms = {kind: Gaussian(kind, 1.0, 0.0) for kind in ALGORITHMS[name].kinds}
+    plan = calibrate(run, mechanisms, Budget(1.0, 1e-5), COUNTS, Uniform(2, 1, seed=0))
+    fed, _ = simulate(problem, records, plan, [3])
+    check_replay(run, problem, torch.zeros(1, DIM), plan.mechanisms, fed._channel, lambda: Uniform(2, 1, seed=0))
+
+
+# --- the suite sees what it should ---------------------------------------------------------------------------------------------
+
+
+def spoilt(run):
+    return Algorithm("spoilt", run, ("minibatch",), ("rounds",), "")
+
+
+def unproxed(fed, problem, w, *, rounds, step, minibatch):
+    for r in range(rounds):
+        w = w - step * fed.mean(Query(Grad(w), minibatch.at(r)))
+        yield w
+
+
+def peeking(fed, problem, w, *, rounds, step, minibatch):
+    yield from unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)
+    problem.losses(w, torch.zeros(1, DIM), torch.zeros(1))
+
+
+def around(fed, problem, w, *, rounds, step, minibatch):
+    fed._channel.ask(Query(Grad(w), minibatch), (0,))
+    yield from unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)
+
+
+def answer_dependent(fed, problem, w, *, rounds, step, minibatch):
+    """One more query whenever the answers are not those of a dry run."""
+    for point in unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch):
+        if bool(point.any()):
+            fed.mean(Query(Grad(point), minibatch))
+        yield point
+
+
+def own_noise(fed, problem, w, *, rounds, step, minibatch):
+    """Less noise than was planned, where it is not a dry run."""
+    quiet = Gaussian("minibatch", minibatch.clip, 0.9 if w.shape[-1] == DIM else 1.0, minibatch.sampling)
+    yield from unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=quiet)
+
+
+def mixing(fed, problem, w, *, rounds, step, minibatch):
+    for point in unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch):
+        yield point - 0.01 * point.mean(0)
+
+
+def test_a_step_without_prox_misses_the_optimum():
+    problem, records, optimum, step = convex("lasso")
+    with pytest.raises(AssertionError, match="the reference has"):
+        check_optimum(spoilt(unproxed), problem, records, optimum=optimum, settings={"rounds": 250}, step=step)
+
+
+@pytest.mark.parametrize("run", [peeking, around], ids=lambda f: f.__name__)
+def test_an_algorithm_that_reaches_past_its_port_is_caught(run):
+    problem, records, _, step = convex("ridge")
+    with pytest.raises(AssertionError, match="reached for"):
+        check_narrow(spoilt(run), problem, records, settings={"rounds": 3}, step=step, iterates=3, sampling=DisjointBatches(3))
+
+
+def test_a_missing_iterate_is_caught():
+    problem, records, _, step = convex("ridge")
+    with pytest.raises(AssertionError, match="yielded 3 iterates"):
+        check_narrow(spoilt(unproxed), problem, records, settings={"rounds": 3}, step=step, iterates=4, sampling=DisjointBatches(3))
+
+
+def test_a_query_that_no_dry_run_saw_is_refused_by_the_ledger():
+    problem, records, _, step = convex("ridge")
+    with pytest.raises(Refused, match="budget"):
+        check_charges(spoilt(answer_dependent), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(1))
+
+
+def test_noise_that_is_not_the_plans_is_caught():
+    problem, records, _, step = convex("ridge")
+    with pytest.raises((Refused, AssertionError), match=r"budget|priced"):
+        check_charges(spoilt(own_noise), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(3))
+
+
+def test_runs_that_mix_are_caught():
+    problem, records, _, step = convex("ridge")
+    with pytest.raises(AssertionError, match="differs from the run alone"):
+        check_runs_do_not_mix(spoilt(mixing), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(3))
+
+
+# --- what the paper gets wrong, and what the schedule is --------------------------------------------------------------------------
+
+
+class Listening:
+    """A federation of three silos whose answers are made up: it notes who is asked what."""
+
+    def __init__(self, log, members=None, random=None):
+        self.log, self.members, self.random = log, members, random or np.random.default_rng(0)
+
+    def mean(self, query):
+        members = self.members or tuple(sorted(self.random.choice(3, 2, replace=False).tolist()))
+        self.log.append((query, members))
+        return torch.full(query.statistic.shape, 0.1) * (1 + len(self.log))
+
+    def cohort(self):
+        return Listening(self.log, tuple(sorted(self.random.choice(3, 2, replace=False).tolist())), self.random)
+
+
+def heard(run, **settings):
+    problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
+    log = []
+    mechanisms = {"anchor": Gaussian("anchor", 0.5, 1.0), "refine": Gaussian("refine", 0.5, 2.0)}
+    points = list(run(Listening(log), problem, torch.zeros(2, DIM), step=0.5, **settings, **mechanisms))
+    return log, points
+
+
+def test_an_epoch_of_svrg_asks_the_silos_that_gave_its_anchor():
+    log, _ = heard(prox_svrg, epochs=6, inner=4, slope=1.0)
+    epochs = [log[i : i + 4] for i in range(0, 24, 4)]
+    for epoch in epochs:
+        assert [q.mechanism.kind for q, _ in epoch] == ["anchor", "refine", "refine", "refine"]
+        assert len({members for _, members in epoch}) == 1
+    assert len({epoch[0][1] for epoch in epochs}) > 1
+
+
+def test_differences_of_svrg_are_taken_to_the_anchors_own_point():
+    log, points = heard(prox_svrg, epochs=2, inner=3, slope=1.0)
+    assert all(torch.equal(q.statistic.reference, log[0][0].statistic.w) for q, _ in log[1:3])
+    assert torch.equal(log[3][0].statistic.w, points[2])
+    assert all(torch.equal(q.statistic.reference, points[2]) for q, _ in log[4:])
+
+
+def test_spider_asks_an_anchor_every_phase_and_differences_of_consecutive_points_between():
+    log, points = heard(prox_spider, rounds=8, phase=3, slope=1.0)
+    kinds = [q.mechanism.kind for q, _ in log]
+    assert kinds == ["anchor", "refine", "refine", "anchor", "refine", "refine", "anchor", "refine"]
+    for r, (query, _) in enumerate(log):
+        if isinstance(query.statistic, GradDiff):
+            assert torch.equal(query.statistic.w, points[r - 1])
+            assert torch.equal(query.statistic.reference, points[r - 2] if r > 1 else torch.zeros(2, DIM))
+
+
+def test_restarts_go_on_from_a_point_of_the_restart_before_and_the_last_yields_where_the_run_ends():
+    log, points = heard(prox_pl_svrg, restarts=3, epochs=2, inner=2, slope=1.0)
+    anchors = [q.statistic.w for q, _ in log if isinstance(q.statistic, Grad)]
+    for s in range(3):
+        own = points[5 * s : 5 * s + 4]
+        assert any(torch.equal(points[5 * s + 4], p) for p in own)
+        if s < 2:
+            assert torch.equal(anchors[2 * (s + 1)], points[5 * s + 4])
+
+
+@pytest.mark.parametrize("slope", [0.25, 3.0, math.inf, torch.tensor([[0.25], [3.0]])], ids=str)
+def test_a_difference_is_clipped_to_the_public_move_and_never_past_twice_the_anchors_clip(slope):
+    anchor, refine = Gaussian("anchor", 0.5, 1.0), Gaussian("refine", 99.0, 2.0)
+    w, reference = torch.tensor([[3.0, 0.0, 4.0, 0.0], [0.1, 0.0, 0.0, 0.0]]), torch.zeros(2, DIM)
+    query = ask_difference(w, reference, refine, anchor, slope)
+    moves = torch.tensor([[5.0], [0.1]])
+    assert torch.allclose(query.mechanism.clip, (slope * moves).clamp(max=1.0))
+    assert query.mechanism.noise_multiplier == 2.0
+    still = ask_difference(w, w, refine, anchor, slope)
+    assert bool((still.mechanism.clip <= 1.0).all())
+    assert math.isinf(float(torch.as_tensor(slope).max())) or bool((still.mechanism.clip == 0).all())

@@ -1,0 +1,171 @@
+"""From what people say to what an algorithm takes; what cannot be run is refused in one sentence."""
+
+import math
+
+import pytest
+
+from silodp.core.errors import BadInput
+from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.server.algorithms import ALGORITHMS
+from silodp.server.federation import Balanced, Everyone, Uniform
+from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+
+SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "slope": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("prox-sgd", {"rounds": 24}),
+        ("mb-sgd", {"rounds": 24}),
+        ("local-sgd", {"rounds": 24, "steps": 3}),
+        ("prox-svrg", {"epochs": 4, "inner": 6, "slope": 0.5}),
+        ("prox-pl-svrg", {"restarts": 2, "epochs": 2, "inner": 6, "slope": 0.5}),
+        ("spider", {"rounds": 24, "phase": 4, "slope": 0.5}),
+        ("spider-alternate", {"rounds": 24, "slope": 0.5}),
+    ],
+)
+def test_an_algorithm_takes_its_own_settings_and_no_others(name, taken):
+    assert schedule(find(name), **SAID) == taken
+
+
+def test_every_algorithm_is_found_by_its_name():
+    assert all(find(name).name == name for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("mb-sgd", {"rounds": 0}, r"^rounds is 0; it must be 1 or more$"),
+        ("spider", {"phase": -1}, r"^phase is -1; it must be 1 or more$"),
+        ("local-sgd", {"local_steps": 0}, r"^local steps is 0; it must be 1 or more$"),
+        ("prox-svrg", {"inner": 0}, r"^inner steps is 0; it must be 1 or more$"),
+        ("prox-pl-svrg", {"restarts": 0}, r"^restarts is 0; it must be 1 or more$"),
+        ("spider", {"slope": 0.0}, r"^slope is 0; it must be greater than 0 \(inf for the paper's plain form\)$"),
+        ("spider", {"slope": -2.0}, r"^slope is -2; it must be greater than 0"),
+        ("spider", {"slope": math.nan}, r"^slope is nan; it must be greater than 0"),
+        ("spider", {"phase": 25}, r"^phase is 25 but there are only 24 rounds; choose a phase between 1 and 24$"),
+        ("prox-svrg", {"inner": 25}, r"^24 rounds are less than one epoch of 25 inner steps; use fewer inner steps or more rounds$"),
+        ("prox-pl-svrg", {"inner": 13}, r"^24 rounds are less than one epoch of 26 inner steps"),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_refused(name, change, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        schedule(find(name), **SAID | change)
+
+
+def test_a_phase_matters_only_to_those_who_have_one():
+    assert schedule(find("mb-sgd"), **SAID | {"phase": 99}) == {"rounds": 24}
+
+
+def test_an_unknown_algorithm_is_refused_with_the_known_ones():
+    with pytest.raises(BadInput, match=r"^algorithm 'adam' is unknown; choose one of prox-sgd, mb-sgd, .*spider-alternate$"):
+        find("adam")
+
+
+def test_prepared_leaves_only_the_mechanisms_open():
+    run = prepared(find("spider"), {"rounds": 3, "phase": 2, "slope": 1.0}, 0.1)
+    assert run.keywords == {"rounds": 3, "phase": 2, "slope": 1.0, "step": 0.1}
+    assert run.func is ALGORITHMS["spider"].run
+
+
+# --- shares ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_with_one_kind_of_release_has_nothing_to_split():
+    assert default_shares(find("mb-sgd"), {"rounds": 5}) is None
+
+
+def test_the_share_given_is_taken():
+    assert default_shares(find("spider"), {"phase": 5, "slope": 1.0}, 0.25) == {"anchor": 0.25, "refine": 0.75}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 2.0, math.nan])
+def test_a_senseless_share_is_refused(share):
+    with pytest.raises(BadInput, match=r"^the anchors' share of the budget is .*; it must lie strictly between 0 and 1$"):
+        default_shares(find("spider"), {"phase": 5, "slope": 1.0}, share)
+
+
+@pytest.mark.parametrize("phase", [2, 5, 10])
+def test_the_default_share_of_the_plain_form_minimises_the_variance_of_the_carried_estimate(phase):
+    """Mean over the q - 1 rounds after an anchor: its variance 1 / a, and k differences of twice the clip in the k-th of them."""
+    shares = default_shares(find("spider"), {"phase": phase, "slope": math.inf})
+
+    def variance(anchor):
+        carried = [1 / anchor + k * 2.0**2 * (phase - 1) / (1 - anchor) for k in range(1, phase)]
+        return sum(carried) / (phase - 1)
+
+    best = variance(shares["anchor"])
+    assert shares["anchor"] + shares["refine"] == pytest.approx(1.0)
+    assert all(best <= variance(i / 200) + 1e-12 for i in range(1, 200))
+
+
+def test_anchors_take_less_in_longer_phases_and_more_where_differences_are_clipped_tighter():
+    clipped = [default_shares(find("spider"), {"phase": q, "slope": 1.0})["anchor"] for q in (2, 5, 10)]
+    plain = [default_shares(find("spider"), {"phase": q, "slope": math.inf})["anchor"] for q in (2, 5, 10)]
+    assert clipped == sorted(clipped, reverse=True)
+    assert all(c > p for c, p in zip(clipped, plain, strict=True))
+    assert default_shares(find("prox-svrg"), {"inner": 5, "slope": 1.0}) == default_shares(find("spider"), {"phase": 5, "slope": 1.0})
+
+
+# --- sampling and participation by name -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sampling"),
+    [
+        (None, "mb-sgd", FullBatch()),
+        (None, "prox-sgd", DisjointBatches(24)),
+        ("full", "prox-sgd", FullBatch()),
+        ("disjoint", "mb-sgd", DisjointBatches(24)),
+        ("poisson:0.1", "spider", Poisson(0.1)),
+        ("poisson:1", "spider", Poisson(1.0)),
+        ("without-replacement:0.25", "local-sgd", WithoutReplacement(0.25)),
+    ],
+)
+def test_sampling_is_known_by_its_name(text, name, sampling):
+    assert sampling_by_name(text, find(name), 24) == sampling
+
+
+@pytest.mark.parametrize("text", ["poisson", "poisson:", "poisson:0", "poisson:1.5", "poisson:x", "poisson:nan", "without-replacement:-1"])
+def test_a_rate_that_is_none_is_refused(text):
+    with pytest.raises(BadInput, match=rf"^sampling '{text}' needs a rate between 0 and 1, such as (poisson|without-replacement):0\.1$"):
+        sampling_by_name(text, find("mb-sgd"), 24)
+
+
+@pytest.mark.parametrize("text", ["with-replacement:0.1", "shuffle", "0.5"])
+def test_an_unknown_sampling_is_refused(text):
+    with pytest.raises(BadInput, match=rf"^sampling '{text}' is unknown; use full, disjoint, poisson:RATE or without-replacement:RATE$"):
+        sampling_by_name(text, find("mb-sgd"), 24)
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate"])
+def test_disjoint_batches_are_refused_where_records_are_needed_again(name):
+    with pytest.raises(BadInput, match=rf"^{name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd$"):
+        sampling_by_name("disjoint", find(name), 24)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("all", Everyone), ("uniform:3", Uniform), ("random:3", Uniform), ("balanced:3", Balanced)])
+def test_participation_is_known_by_its_name_and_made_afresh(text, kind):
+    make = participation_by_name(text, 7, seed=1)
+    first, second = make(), make()
+    assert type(first) is type(second) is kind
+    assert first is not second
+    assert [first.draw() for _ in range(5)] == [second.draw() for _ in range(5)]
+
+
+def test_random_participation_has_between_one_and_m_silos():
+    who = participation_by_name("random:3", 7, seed=1)()
+    assert {len(who.draw()) for _ in range(100)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("text", ["some", "uniform", "uniform:", "uniform:x", "balanced:-1", "random:1.5"])
+def test_an_unknown_participation_is_refused(text):
+    with pytest.raises(BadInput, match=rf"^participation '{text}' is unknown; use all, uniform:M, random:M or balanced:M$"):
+        participation_by_name(text, 7, seed=1)
+
+
+@pytest.mark.parametrize("text", ["uniform:8", "random:8", "balanced:8", "uniform:0", "balanced:0", "random:0"])
+def test_more_silos_than_there_are_or_none_are_refused(text):
+    with pytest.raises(BadInput, match=r"^\d of 7 silos cannot take part; choose between 1 and 7$"):
+        participation_by_name(text, 7, seed=1)()

@@ -74,6 +74,10 @@ def test_renyi_of_poisson_agrees_with_quadrature(rate, multiplier, order):
     assert acc._renyi(Poisson(rate), multiplier, order, 100) == pytest.approx((math.log(value) + height) / (order - 1), rel=1e-6)
 
 
+def test_renyi_of_poisson_with_next_to_no_noise_costs_what_the_whole_silo_costs():
+    assert acc._renyi(Poisson(0.1), 1e-9, 64.0, 100) == pytest.approx(64 / (2 * 1e-18))
+
+
 def test_renyi_of_poisson_is_at_least_that_of_the_library_with_one_record_removed():
     """Replacing a record is at least as visible as removing it at the same std / clip."""
     accountant = rdp.RdpAccountant([8.0], rdp.NeighborRel.ADD_OR_REMOVE_ONE)

@@ -237,9 +237,9 @@ def test_terms_that_cancel_by_rescaling_stay_within_the_clip(factor):
             assert norm.max() <= clip * (1 + CLIP_TOLERANCE)
 
 
-@pytest.mark.parametrize("silos", [False, True])
-def test_padding_may_hold_anything(silos, fallback):
-    problem = Problem(CHAINS["one"](), cross_entropy)
+@pytest.mark.parametrize(("silos", "loss"), [(False, cross_entropy), (True, cross_entropy), (False, functional.cross_entropy)])
+def test_padding_may_hold_anything(silos, loss, fallback):
+    problem = Problem(CHAINS["one"](), loss)
     x, y, weight = data()
     w, reference = points(problem, torch.float32, silos=silos)
     by_run = torch.stack([weight, weight.roll(1, 1) * weight, 0 * weight, weight])

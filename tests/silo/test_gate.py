@@ -148,7 +148,7 @@ def test_what_no_policy_could_allow_is_refused_by_a_fixed_code_before_it_is_char
     ids=lambda q: f"{type(q.statistic).__name__}-{type(q.mechanism.sampling).__name__}",
 )
 def test_what_makes_sense_is_not_refused(query):
-    check(query, DIM, COUNTS)
+    check(query, DIM, COUNTS, runs=query.statistic.shape[0])
 
 
 def test_it_charges_before_it_computes():
@@ -224,7 +224,17 @@ def test_a_silo_named_twice_in_one_query_does_not_answer_twice_for_one_price():
     assert ledger.epsilon()[0, 0] == pytest.approx(price.epsilon()[0, 0])
 
 
-@pytest.mark.parametrize("clip", [torch.tensor([[1.0, 1e-9]]), torch.tensor([1.0, 1e-9]), torch.tensor([[1.0], [1e-9]])], ids=str)
+def test_a_gate_for_one_run_does_not_answer_two_points_under_one_draw_of_noise():
+    """The difference of the two answers would be free of noise, and the ledger would have been charged once."""
+    gate, ledger = real_gate(50.0)
+    with pytest.raises(Refused, match="shape"):
+        gate.answer(Query(Grad(torch.stack([W[0], W[0] + 1])), FINE), (0, 1))
+    assert (ledger.epsilon() == 0).all()
+
+
+@pytest.mark.parametrize(
+    "clip", [torch.tensor([[1.0, 1e-9]]), torch.tensor([1.0, 1e-9]), torch.tensor([[1.0], [1e-9]])], ids=["row", "flat", "column"]
+)
 def test_a_clip_of_another_shape_than_one_per_run_is_refused(clip):
     """Records clipped at one entry and noise scaled by another would be an answer almost without noise."""
     diary = Diary()
@@ -242,6 +252,17 @@ def test_feature_statistics_are_not_released_at_a_clip_below_their_own_norm(stat
     gate, ledger = real_gate(50.0)
     with pytest.raises(Refused, match="clip"):
         gate.answer(Query(statistic, FINE.clipped(clip)), (0, 1))
+    assert (ledger.epsilon() == 0).all()
+
+
+@pytest.mark.parametrize(
+    "statistic", [Histogram(torch.tensor([-1.0, 0.0, 1.0]), 1), Moments(torch.tensor([-1.0]), torch.tensor([1.0]))], ids=["h", "m"]
+)
+def test_a_query_cannot_understate_the_number_of_features_and_so_their_norm(statistic):
+    """Silos have three features here: a record's norm is sqrt(3) times what a query about one feature says."""
+    gate, ledger = real_gate(50.0)
+    with pytest.raises(Refused, match=r"shape|clip"):
+        gate.answer(Query(statistic, FINE.clipped(2**0.5)), (0, 1))
     assert (ledger.epsilon() == 0).all()
 
 

@@ -49,13 +49,15 @@ def _linear_width(layer: nn.Module) -> int:
 
 
 def _linear_forward(p: Parameters, a: Tensor) -> Tensor:
-    weight = p["weight"]
+    weight, bias = p["weight"], p.get("bias")
     silos, runs, (rows, columns) = a.shape[0], weight.shape[1], weight.shape[2:]
     if a.shape[1] == 1:  # the same input for all runs: one product with the rows of all of them
-        z = torch.bmm(weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1), a.squeeze(1)).view(silos, runs, rows, -1)
-    else:
-        z = torch.matmul(weight, a)
-    return z.add_(p["bias"][..., None]) if "bias" in p else z
+        z = torch.bmm(weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1), a.squeeze(1))
+        if bias is not None:
+            z.add_(bias.reshape(-1, runs * rows, 1))  # before the view: in place on a view, autograd would copy the gradient
+        return z.view(silos, runs, rows, -1)
+    z = torch.matmul(weight, a)
+    return z if bias is None else z.add_(bias[..., None])
 
 
 def _linear_squares(p: Parameters, terms: list[Term]) -> tuple[Tensor, Tensor, list[Tensor]]:

@@ -82,6 +82,11 @@ class Histogram:
     def shape(self) -> tuple[int, ...]:
         return 1, self.features * (len(self.edges) + 1)
 
+    @property
+    def norm(self) -> float:
+        """A record's largest norm: nobody clips it, so no smaller clip may be asked for."""
+        return math.sqrt(self.features)
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -94,6 +99,10 @@ class Moments:
     @property
     def shape(self) -> tuple[int, ...]:
         return 1, 2 * len(self.low)
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(2 * len(self.low))
 
 
 Statistic = Grad | GradDiff | LocalSteps | Histogram | Moments

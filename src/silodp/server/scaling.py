@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -21,9 +19,11 @@ def learn_scaling(fed: Port, features: int, *, ranges: Gaussian, moments: Gaussi
     records, at least); outliers beyond the occupied range are clamped to it.
     """
     bins = len(EDGES) + 1
-    shares = fed.mean(Query(Histogram(EDGES, features), ranges.clipped(math.sqrt(features))))[0].reshape(features, bins).double()
+    histogram = Histogram(EDGES, features)
+    shares = fed.mean(Query(histogram, ranges.clipped(histogram.norm)))[0].reshape(features, bins).double()
     low, high = _occupied(shares)
-    u = fed.mean(Query(Moments(low, high), moments.clipped(math.sqrt(2 * features))))[0].double()
+    inside = Moments(low, high)
+    u = fed.mean(Query(inside, moments.clipped(inside.norm)))[0].double()
     mean, square = u[:features].clamp(-1, 1), u[features:].clamp(0, 1)
     half = (high - low) / 2
     spread = (square - mean.square()).clamp_min(1e-3).sqrt()

@@ -14,7 +14,20 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
-from silodp.core.query import DisjointBatches, Event, Grad, GradDiff, LocalSteps, Poisson, Query, Release, WithoutReplacement
+from silodp.core.query import (
+    DisjointBatches,
+    Event,
+    FullBatch,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    Release,
+    WithoutReplacement,
+)
 
 
 class Ledger(Protocol):
@@ -30,35 +43,50 @@ class Answerer(Protocol):
 class Gate:
     """Answers queries for the silos it keeps: one in a deployment, all of them in a simulation."""
 
-    def __init__(self, answerer: Answerer, ledger: Ledger, *, dim: int, counts: Sequence[int]) -> None:
+    def __init__(self, answerer: Answerer, ledger: Ledger, *, dim: int, counts: Sequence[int], runs: int = 1) -> None:
+        """`runs` is J: how many points a query has, each with noise and a charge of its own."""
         self._answerer, self.ledger = answerer, ledger
-        self._dim, self._counts = dim, tuple(counts)
+        self._dim, self._counts, self._runs = dim, tuple(counts), runs
 
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         """Checks, charges, then looks at records. Raises Refused with a fixed code, before any record is touched."""
-        check(query, self._dim, [self._counts[s] for s in silos])
+        if len(set(silos)) != len(silos):
+            raise Refused("shape")  # a silo named twice would answer twice for one price
+        check(query, self._dim, [self._counts[s] for s in silos], runs=self._runs, silos=len(self._counts))
         event = query.event()
         self.ledger.charge(event, silos)
         return Release(self._answerer.answer(query, silos), tuple(silos), event)
 
 
-def check(query: Query, dim: int, counts: Sequence[int]) -> None:
-    """Refuses what no policy could allow: points of another shape or not finite, senseless clips, noise, batches or steps."""
+def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos: int | None = None) -> None:
+    """Refuses what no policy could allow: points of another shape or not finite, senseless clips, noise, batches or steps.
+
+    Hyper-parameters are one number, or exactly one per run; noise multipliers one number, or one per run and silo that the gate keeps:
+    any other shape could clip records by one entry and scale their noise by another.
+    """
     statistic, mechanism = query.statistic, query.mechanism
     points: list[Tensor] = []
     if isinstance(statistic, Grad | GradDiff | LocalSteps):
         points = [statistic.w, statistic.reference] if isinstance(statistic, GradDiff) else [statistic.w]
-        if any(p.ndim != 2 or p.shape != points[0].shape or p.shape[-1] != dim for p in points):
+        if any(p.shape != (runs, dim) for p in points):
             raise Refused("shape")
     if not all(bool(torch.isfinite(p).all()) for p in points):
         raise Refused("not-finite")
-    if isinstance(statistic, LocalSteps) and (statistic.steps < 1 or not bool((torch.as_tensor(statistic.step) > 0).all())):
-        raise Refused("steps")
+    if isinstance(statistic, LocalSteps):
+        step = torch.as_tensor(statistic.step)
+        if statistic.steps < 1 or step.shape not in ((), (runs, 1)) or not bool(((step > 0) & torch.isfinite(step)).all()):
+            raise Refused("steps")
     clip, multiplier = torch.as_tensor(mechanism.clip), torch.as_tensor(mechanism.noise_multiplier)
-    if not bool((clip >= 0).all()):
+    if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
         raise Refused("clip")
-    if not bool((multiplier >= 0).all()):
+    kept = len(counts) if silos is None else silos
+    if multiplier.shape not in ((), (1, kept), (runs, kept)) or not bool((multiplier >= 0).all()):
         raise Refused("noise")
+    if isinstance(statistic, Histogram | Moments):
+        if not isinstance(mechanism.sampling, FullBatch):
+            raise Refused("batch")
+        if not bool((clip >= statistic.norm).all()):
+            raise Refused("clip")
     match mechanism.sampling:
         case DisjointBatches(batches=batches, index=index) if not 0 <= index < batches:
             raise Refused("batch")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,15 +34,16 @@ from silodp.silo.scaling import histogram_sum, moments_sum
 
 
 class Simulated:
-    """Answers queries over all silos and runs at once. `seeds` has one entry per run, or one for all."""
+    """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any size, or a tuple of them."""
 
     label = "simulation: seeded pseudo-random float noise"
 
-    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int], *, memory: int = 2**28) -> None:
+    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int = 2**28) -> None:
         self.problem, self.records, self.memory = problem, records, memory
-        unique = sorted(set(seeds))
-        self._generators = [torch.Generator().manual_seed(0x51_10_DB ^ (seed << 20)) for seed in unique]
-        self._world = torch.tensor([unique.index(seed) for seed in seeds])
+        worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
+        # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
+        self._generators = [np.random.default_rng(np.random.SeedSequence(seed)) for seed in worlds]
+        self._world = torch.tensor([worlds[seed] for seed in seeds])
         self._partitions: dict[tuple[str, int], Tensor] = {}
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
@@ -89,7 +91,8 @@ class Simulated:
         std = torch.where(multiplier == 0, 0.0, multiplier * sensitivity)
         if not bool((std > 0).any()):
             return mean
-        draws = torch.stack([torch.randn(mean.shape[1:], generator=g) for g in self._generators]).to(mean)
+        shape = tuple(mean.shape[1:])
+        draws = torch.from_numpy(np.stack([g.standard_normal(shape, dtype=np.float32) for g in self._generators])).to(mean)
         noise = draws if len(self._generators) == 1 else draws[self._world.to(draws.device)]
         return mean + std.unsqueeze(-1).to(mean) * noise
 
@@ -100,7 +103,7 @@ class Simulated:
             case FullBatch():
                 return mask.to(self.records.x.dtype)
             case Poisson(rate):
-                chosen = torch.stack([torch.rand(mask.shape, generator=g) < rate for g in self._generators])
+                chosen = torch.from_numpy(np.stack([g.random(tuple(mask.shape)) < rate for g in self._generators]))
             case WithoutReplacement():
                 chosen = torch.stack([self._ranks(g, silos) < self._batch(sampling, silos).long() for g in self._generators])
             case DisjointBatches(batches=batches, index=index, partition=name):
@@ -112,8 +115,8 @@ class Simulated:
         chosen = chosen.to(mask.device) & mask
         return (chosen if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]).to(self.records.x.dtype)
 
-    def _ranks(self, generator: torch.Generator, silos: Sequence[int]) -> Tensor:
+    def _ranks(self, generator: np.random.Generator, silos: Sequence[int]) -> Tensor:
         """A uniformly random order of each silo's records (padding last), as ranks (M, n)."""
-        keys = torch.rand((len(silos), self.records.x.shape[1]), generator=generator, dtype=torch.float64)
+        keys = torch.from_numpy(generator.random((len(silos), self.records.x.shape[1])))
         keys[~self.records.mask[list(silos)].cpu()] = 2.0
         return keys.argsort(1).argsort(1)

@@ -1,0 +1,168 @@
+"""The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
+
+What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
+function of the query, the policy and the ledger; no exception's text, no shape, no count and no log line passes. How long a reply takes
+does depend a little on records and noise (a Poisson batch's size, a record that must be computed alone): a courier that cares should
+answer at fixed times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.problem import Problem
+from silodp.silo.durable import DurableLedger
+from silodp.silo.exact import MAX_EDGES, Exact
+from silodp.silo.gate import Gate
+from silodp.silo.policy import CODES, Policy
+from silodp.silo.records import Records
+from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Refusal, decode_query, encode_reply
+
+
+def definition_hash(problem: Problem) -> str:
+    """The name of a problem in policies and queries: SHA-256 of its definition."""
+    return hashlib.sha256(problem.definition().encode()).hexdigest()
+
+
+class Door:
+    """Answers frames for the records of one silo, one at a time, within its policy and its ledger."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        problem: Problem,
+        records: Records,
+        ledger: DurableLedger,
+        *,
+        signing_key: Ed25519PrivateKey | None = None,
+        registry: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget."""
+        if policy.definition != definition_hash(problem):
+            raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
+        if policy.budget != ledger.settings.budget:
+            raise BadInput(
+                f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
+            )
+        self._exact = Exact(problem, records, partition=ledger.partition)
+        self._n, self._dim = records.counts[0], problem.dim
+        ledger.check_identity(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
+        self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
+        self._charges = Charges(ledger)
+        self._lock = threading.Lock()
+        self._paused = False
+        self.limit = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        """Bytes of the longest frame that is looked at: two points of the model in float64."""
+
+    def pause(self) -> None:
+        """From now on every frame is refused with "paused"; an answer that is being computed is finished."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def handle(self, frame: bytes) -> bytes:
+        """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the records."""
+        with self._lock:
+            try:
+                return self._answer(frame)
+            except Refused as refusal:
+                code = refusal.code if refusal.code in CODES else "internal"
+            except Exception:
+                code = "internal"
+            return encode_reply(Refusal(code), self._key)
+
+    def _answer(self, frame: bytes) -> bytes:
+        """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if all before it agreed."""
+        if self._paused:
+            raise Refused("paused")
+        envelope, asker, digest = decode_query(frame, limit=self.limit)
+        query, now = envelope.query, self._clock()
+        self._policy.check(envelope, asker, n=self._n, now=now)
+        who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
+        slip = self._ledger.slip(query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run)
+        if slip.answer is not None:
+            return slip.answer
+        self._exact.check(query)
+        if not self._charges.known(envelope.query_id):
+            self._policy.check_rate(envelope.run, now=now, counts=self._charges)
+        release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
+        count, head = self._charges.add(envelope.query_id, envelope.run, now)
+        answer = Answer(self._policy.silo, envelope.query_id, digest, release.value[0], release.event, count, head)
+        stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
+        self._charges.skip()
+        return stored
+
+
+class Charges:
+    """What the ledger counts for the policy's rates: its charges, by run and by time, kept in memory and read anew when others write.
+
+    Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry is the door's own or makes it read.
+    """
+
+    def __init__(self, ledger: DurableLedger) -> None:
+        self._ledger, self._seen = ledger, -1
+        self._runs: dict[str, str] = {}
+        self._count: Counter[str] = Counter()
+        self._times: list[str] = []
+
+    def known(self, query_id: str) -> bool:
+        """Whether the query has been charged: then it may be computed again under that charge, whatever the rates."""
+        if (count := self._head()[0]) != self._seen:
+            with _closed():
+                charges = [entry for entry in self._ledger.entries() if entry.act == "charge"]
+            self._runs = {entry.query_id: entry.run for entry in charges}
+            self._count = Counter(self._runs.values())
+            self._times, self._seen = [entry.time for entry in charges], count
+        return query_id in self._runs
+
+    def add(self, query_id: str, run: str, now: float) -> tuple[int, str]:
+        """Notes the charge that was just made, where the ledger has grown by that alone; answers with the ledger's count and head."""
+        count, head = self._head()
+        if count == self._seen + 1 and query_id not in self._runs:
+            self._runs[query_id] = run
+            self._count[run] += 1
+            self._times.append(_stamp(now))
+            self._seen = count
+        return count, head
+
+    def skip(self) -> None:
+        """Notes the entry of a stored answer, where the ledger has grown by that alone."""
+        if self._head()[0] == self._seen + 1:
+            self._seen += 1
+
+    def in_run(self, run: str) -> int:
+        return self._count[run]
+
+    def since(self, time: float) -> int:
+        moment = _stamp(time)
+        return sum(stamp > moment for stamp in self._times)
+
+    def _head(self) -> tuple[int, str]:
+        with _closed():
+            return self._ledger.head()
+
+
+def _stamp(time: float) -> str:
+    """A time in the ledger's own form, in which text sorts as time does."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """The ledger explains to people what is wrong with it; an asker learns that something is."""
+    try:
+        yield
+    except BadInput:
+        raise Refused("ledger") from None

@@ -1,0 +1,293 @@
+"""`silodp ledger`: for the data officer and the auditor. Who asked what, when, what it cost and what is left; nothing here reads a record
+but `create`, which needs to know whose budget it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from silodp.core.accounting import Budget, Rule
+    from silodp.silo.durable import DurableLedger, Entry
+
+ledger = typer.Typer(help="The budget of a data set: what was asked, what it cost, what is left.", no_args_is_help=True)
+out = Console(highlight=False, markup=False, emoji=False)  # names come from outside
+
+LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
+Anchor = Annotated[
+    Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not where it was made; best on another disk.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+
+@ledger.command()
+def create(
+    path: LedgerFile,
+    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
+    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
+    rule: Annotated[str, typer.Option(help="gdp, renyi, renyi:ORDER or committed; fixed for good.")] = "gdp",
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT."
+        ),
+    ] = None,
+    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Make the ledger of a data set, once. Refuses to overwrite one, and records that have a ledger already.
+
+    Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3 --anchor /mnt/other/clinic.anchor`
+    """
+    from silodp.core.accounting import Budget
+    from silodp.silo.durable import DurableLedger, Identity
+    from silodp.silo.files import load_silos
+
+    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    x, y = load_silos([data], label, classes=declared).records_raw[0]
+    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    made = DurableLedger.create(
+        path, rule=_rule(rule, schedule or [], budget), budget=budget, records=len(y), identity=Identity.of(x, y), anchor=anchor
+    )
+    if as_json:
+        print(json.dumps(_summary(made)))
+        return
+    out.print(
+        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {budget.delta:.3g}, {rule} rule; nothing is spent.",
+        soft_wrap=True,
+    )
+    out.print(
+        f"Its count and head hash are kept in {made.anchor}" + ("." if anchor else "; --anchor puts them on another disk."), soft_wrap=True
+    )
+
+
+@ledger.command()
+def show(
+    path: LedgerFile,
+    last: Annotated[int, typer.Option(help="How many of the latest queries to list.", min=0)] = 20,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Who asked what, when, what it cost, and what is left.
+
+    Example: `silodp ledger show clinic.ledger`
+    """
+    opened = _open(path, anchor)
+    summary, queries = _summary(opened), _queries(opened)
+    if as_json:
+        print(json.dumps(summary | {"queries": queries}))
+        return
+    left = 1 - summary["used"]
+    out.print(
+        f"{path}: epsilon {summary['spent_epsilon']:.4g} of {summary['epsilon']:g} is spent (delta {summary['delta']:.3g}, {summary['rule']} rule, "
+        f"{summary['records']} records).",
+        soft_wrap=True,
+    )
+    out.print(f"{_bar(summary['used'])} {left:.1%} of the budget is left.")
+    if not queries:
+        out.print("Nothing has been asked yet.")
+        return
+    shown = queries[len(queries) - last :] if last < len(queries) else queries
+    table = Table(title=f"{len(queries)} queries" + (f", the latest {len(shown)}" if len(shown) < len(queries) else ""))
+    for column in ("entry", "when (UTC)", "who asked", "run", "what", "cost", "left after", "answer"):
+        numbers = column in ("entry", "cost", "left after")
+        table.add_column(column, justify="right" if numbers else "left", no_wrap=numbers or column.startswith("when"), overflow="fold")
+    for q in shown:
+        row = (
+            f"{q['entry']}",
+            q["time"][:16].replace("T", " "),
+            q["asker"],
+            q["run"],
+            q["kind"],
+            f"{q['cost']:.3%}",
+            f"{q['left']:.2%}",
+            q["answer"],
+        )
+        table.add_row(*row)
+    out.print(table)
+    if changes := [e for e in opened.entries() if e.act == "records"]:
+        out.print(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
+
+
+@ledger.command()
+def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
+    """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and what is wrong.
+
+    Example: `silodp ledger verify clinic.ledger`
+    """
+    try:
+        opened = _open(path, anchor)
+        opened.verify()
+        count, head = opened.head()
+    except BadInput as error:
+        if not as_json:
+            raise
+        print(json.dumps({"ok": False, "why": str(error)}))
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)}))
+        return
+    out.print(
+        f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}.",
+        soft_wrap=True,
+    )
+
+
+@ledger.command()
+def export(
+    path: LedgerFile,
+    out_file: Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")] = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl or csv.")] = "jsonl",
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """All entries with their hashes, for an auditor; without the sketch of the records and the stored answers.
+
+    Example: `silodp ledger export clinic.ledger --format csv --out clinic-ledger.csv`
+    """
+    if form not in ("jsonl", "csv"):
+        raise BadInput(f"--format is {form!r}; it must be jsonl or csv")
+    opened = _open(path, anchor)
+    rows = [_row(entry) for entry in opened.entries()]
+    if as_json and out_file is None:
+        print(json.dumps(_summary(opened) | {"entries": rows}))
+        return
+    try:
+        with out_file.open("x", newline="") if out_file else nullcontext(sys.stdout) as file:
+            _write(rows, form, file)
+    except FileExistsError:
+        raise BadInput(f"{out_file} exists already; choose another name for --out") from None
+    except OSError as error:
+        raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
+    if out_file:
+        print(json.dumps({"entries": len(rows), "file": str(out_file)})) if as_json else out.print(
+            f"{len(rows)} entries are in {out_file}."
+        )
+
+
+def _open(path: Path, anchor: Path | None) -> DurableLedger:
+    from silodp.silo.durable import DurableLedger
+
+    return DurableLedger.open(path, anchor=anchor)
+
+
+def _rule(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
+    from silodp.core.accounting import GDP, Committed, Renyi
+
+    kind, _, order = name.partition(":")
+    events = tuple(_release(text) for text in schedule)
+    if bool(events) != (kind == "committed"):
+        raise BadInput(
+            f"--schedule is given {len(events)} times, but the rule is {kind}; the committed rule needs a schedule, the others take none"
+        )
+    match kind, order:
+        case "gdp", "":
+            return GDP()
+        case "renyi", "":
+            return Renyi.for_gaussian(budget)
+        case "renyi", _:
+            return Renyi(_number("--rule", name, order))
+        case "committed", "":
+            return Committed(events)
+    raise BadInput(f"--rule is {name!r}; it must be gdp, renyi, renyi:ORDER or committed")
+
+
+def _release(text: str) -> Any:
+    from silodp.core.query import Event, FullBatch, Poisson
+
+    match text.split(":"):
+        case ["full", noise, count]:
+            sampling = FullBatch()
+        case ["poisson", rate, noise, count]:
+            sampling = Poisson(_number("--schedule", text, rate))
+            if not 0 < sampling.rate <= 1:
+                raise BadInput(f"--schedule is {text!r}; a rate lies between 0 and 1")
+        case _:
+            raise BadInput(f"--schedule is {text!r}; it must be full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT")
+    times = _number("--schedule", text, count)
+    if times != int(times):
+        raise BadInput(f"--schedule is {text!r}; a count is a whole number")
+    return Event(sampling, _number("--schedule", text, noise), int(times))
+
+
+def _number(option: str, text: str, part: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise BadInput(f"{option} is {text!r}; {part!r} must be a number greater than 0")
+    return value
+
+
+def _summary(opened: DurableLedger) -> dict[str, Any]:
+    settings, (count, head), used, spent = opened.settings, opened.head(), opened.used(), opened.spent()
+    return {
+        "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
+        "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head,
+    }  # fmt: skip
+
+
+def _queries(opened: DurableLedger) -> list[dict[str, Any]]:
+    """Every charge in the order of the ledger, with its cost and what was left after it as shares of the budget."""
+    capacity = opened.capacity
+    entries = list(opened.entries())
+    fate = {e.query_id: {"answer": "kept", "purge": "purged"}[e.act] for e in entries if e.act in ("answer", "purge")}
+    before, queries = 0.0, []
+    for e in entries:
+        if e.act == "charge":
+            queries.append(
+                {
+                    "entry": e.sequence, "time": e.time, "asker": e.asker, "run": e.run, "kind": e.kind, "query_id": e.query_id,
+                    "event": json.loads(e.event), "cost": (e.total - before) / capacity, "left": 1 - e.total / capacity,
+                    "answer": fate.get(e.query_id, "not yet"),
+                }
+            )  # fmt: skip
+            before = e.total
+    return queries
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
+    row = asdict(entry)
+    return row | {"amount": entry.amount.hex(), "total": entry.total.hex(), "amount_decimal": entry.amount, "total_decimal": entry.total}
+
+
+def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
+    from silodp.silo.chain import COLUMNS
+
+    if form == "jsonl":
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        return
+    writer = csv.DictWriter(file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+
+
+def _harmless(value: Any) -> Any:
+    """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by whoever asked."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+
+
+def _bar(share: float, width: int = 40) -> str:
+    """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as all spent."""
+    full = min(width, max(0, round(share * width)))
+    full = max(full, 1) if share > 0 else full
+    full = min(full, width - 1) if share < 1 else full
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,208 @@
+"""What a silo's data officer allows, as one TOML file, and the fixed list of codes with which a gate says no.
+
+A policy never sees a record: what it refuses is a function of the query, of this file and of what the ledger counts. Example:
+
+    silo = "hospital-a"
+    epsilon = 2.0
+    delta = 1e-6
+    definition = "<sha256 of Problem.definition()>"
+    statistics = ["Grad", "GradDiff"]
+    samplings = ["FullBatch"]
+    clip = [1e-6, 10.0]
+    minimum_noise_multiplier = 1.0
+    minimum_batch = 100
+    maximum_local_steps = 1
+    queries_per_run = 200
+    queries_per_hour = 500
+    expires = 2027-06-30
+    askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from silodp.core.accounting import Budget
+from silodp.core.errors import BadInput, Refused
+from silodp.core.query import LocalSteps, Query, Sampling, Statistic
+
+HOUR = 3600.0
+STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
+CODES: dict[str, str] = {
+    "size": "The frame is longer than any query about this model can be.",
+    "malformed": "The frame is not a query in the one form that this protocol has.",
+    "version": "The frame speaks another version of the protocol.",
+    "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
+    "asker": "The key that signed the query is not one that the policy lists.",
+    "expired": "The policy's last day is over.",
+    "paused": "The silo's operator has paused the gate.",
+    "model": "The query is about another model, loss or library version than the silo approved.",
+    "statistic": "The policy does not allow this statistic.",
+    "sampling": "The policy does not allow this way of drawing batches.",
+    "rule": "The ledger's rule has no price for such a release; it was fixed when the ledger was made.",
+    "clip": "The clip threshold is outside the policy's range.",
+    "noise": "The noise multiplier is below the policy's minimum, or outside what the lattice can carry.",
+    "batch": "The batch does not exist, or is expected to hold fewer records than the policy's minimum.",
+    "steps": "The number of local steps, or their length, is outside the policy's range.",
+    "shape": "A point has not the model's number of parameters, or a feature statistic not the silo's number of features.",
+    "not-finite": "A point holds a number that is not finite.",
+    "run-limit": "The run has asked as often as the policy lets one run ask.",
+    "rate": "The gate has answered as often in the last hour as the policy lets it.",
+    "budget": "The answer would take the data set past its privacy budget.",
+    "id": "A name in the query is empty, too long or not printable.",
+    "id-reused": "The query's id belongs to a query with other content.",
+    "purged": "The answer to this query id has been deleted, and is never computed again.",
+    "ledger": "The ledger is missing, altered, behind its anchor or cannot be written; the operator must look at it.",
+    "internal": "The gate could not answer, for a reason that has to do with no record.",
+}
+"""Every code that a refusal can carry, and what it tells an operator."""
+
+
+class Asked(Protocol):
+    """What a policy looks at: a query, and the SHA-256 of the definition of the problem that it is about."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def query(self) -> Query: ...
+
+
+class Counts(Protocol):
+    """What the rate limits count by: the ledger's entries, so that a restart forgets none. A retry of a stored answer makes no entry."""
+
+    def in_run(self, run: str) -> int:
+        """Entries of this run, ever."""
+        ...
+
+    def since(self, time: float) -> int:
+        """Entries with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The limits within which a silo answers. Made by `load` or `of`, which say in a sentence what is wrong with a file."""
+
+    silo: str
+    epsilon: float
+    delta: float
+    definition: str
+    statistics: tuple[str, ...]
+    samplings: tuple[str, ...]
+    clip: tuple[float, float]
+    minimum_noise_multiplier: float
+    minimum_batch: float
+    maximum_local_steps: int
+    queries_per_run: int
+    queries_per_hour: int
+    expires: date
+    askers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _match("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
+        _number("epsilon", self.epsilon, above=0)
+        _number("delta", self.delta, above=0, below=1)
+        _match("definition", self.definition, r"[0-9a-f]{64}", "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits")
+        _choice("statistics", self.statistics, STATISTICS)
+        _choice("samplings", self.samplings, SAMPLINGS)
+        if not isinstance(self.clip, tuple) or len(self.clip) != 2:
+            raise BadInput(f"policy: clip is {self.clip!r}; it must be two numbers, [smallest, largest]")
+        for bound in self.clip:
+            _number("clip", bound, above=0)
+        if self.clip[0] > self.clip[1]:
+            raise BadInput(f"policy: clip is {list(self.clip)}; its first number must not be above its second")
+        _number("minimum_noise_multiplier", self.minimum_noise_multiplier, above=0)
+        _number("minimum_batch", self.minimum_batch, above=0)
+        for name in ("maximum_local_steps", "queries_per_run", "queries_per_hour"):
+            if type(value := getattr(self, name)) is not int or not 0 < value < 2**31:
+                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from 1 to 2147483647")
+        if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
+            raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
+        if not isinstance(self.askers, tuple) or not self.askers:
+            raise BadInput(f"policy: askers is {self.askers!r}; it must be a list of at least one public key")
+        for key in self.askers:
+            _match("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Policy:
+        """The policy in a TOML file; BadInput names the field that cannot be used."""
+        try:
+            return cls.of(tomllib.loads(Path(path).read_text("utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"policy {str(path)!r} cannot be read ({type(error).__name__}); give the path of a TOML file") from None
+        except tomllib.TOMLDecodeError as error:
+            raise BadInput(f"policy {str(path)!r} is not TOML: {error}") from None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Policy:
+        """The policy in a table with every field and no other."""
+        names = [field.name for field in fields(cls)]
+        for name in table:
+            if name not in names:
+                raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
+        for name in names:
+            if name not in table:
+                raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
+        frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+        return cls(**frozen)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(float(self.epsilon), float(self.delta))
+
+    def check(self, envelope: Asked, asker: str, *, n: int, now: float) -> None:
+        """Raises Refused unless this asker may ask this query of n records (n is public) at this time, in seconds since 1970.
+
+        A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that did not move asks it).
+        """
+        query, mechanism = envelope.query, envelope.query.mechanism
+        if asker not in self.askers:
+            raise Refused("asker")
+        if datetime.fromtimestamp(now, UTC).date() > self.expires:
+            raise Refused("expired")
+        if envelope.model != self.definition:
+            raise Refused("model")
+        if type(query.statistic).__name__ not in self.statistics:
+            raise Refused("statistic")
+        if type(mechanism.sampling).__name__ not in self.samplings:
+            raise Refused("sampling")
+        if not (mechanism.clip == 0 or self.clip[0] <= mechanism.clip <= self.clip[1]):
+            raise Refused("clip")
+        if not mechanism.noise_multiplier >= self.minimum_noise_multiplier:
+            raise Refused("noise")
+        if isinstance(query.statistic, LocalSteps) and not 1 <= query.statistic.steps <= self.maximum_local_steps:
+            raise Refused("steps")
+        try:
+            batch = mechanism.sampling.batch(n)
+        except ArithmeticError:  # no batches at all, or a rate beyond all numbers
+            raise Refused("batch") from None
+        if not self.minimum_batch <= batch <= n:
+            raise Refused("batch")
+
+    def check_rate(self, run: str, *, now: float, counts: Counts) -> None:
+        """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""
+        if counts.in_run(run) >= self.queries_per_run:
+            raise Refused("run-limit")
+        if counts.since(now - HOUR) >= self.queries_per_hour:
+            raise Refused("rate")
+
+
+def _number(name: str, value: object, *, above: float, below: float = 1e300) -> None:
+    if type(value) not in (int, float) or not above < value < below:  # type: ignore[operator]
+        raise BadInput(f"policy: {name} is {value!r}; it must be a number above {above:g} and below {below:g}")
+
+
+def _match(name: str, value: object, pattern: str, wanted: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
+        raise BadInput(f"policy: {name} is {value!r:.100}; it must be {wanted}")
+
+
+def _choice(name: str, value: object, known: Iterable[str]) -> None:
+    if not isinstance(value, tuple) or not value or any(item not in known for item in value):
+        raise BadInput(f"policy: {name} is {value!r}; it must be a list of some of {', '.join(known)}")

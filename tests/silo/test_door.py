@@ -1,0 +1,286 @@
+"""The door: frames in, frames out; what was charged is answered, what was answered is repeated, and nothing else passes."""
+
+import hashlib
+import inspect
+import threading
+import time
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
+from silodp.core.accounting import GDP, Budget, Renyi
+from silodp.core.errors import BadInput
+from silodp.core.losses import cross_entropy
+from silodp.core.problem import Problem
+from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query, WithoutReplacement
+from silodp.silo import door as module
+from silodp.silo import exact, lattice
+from silodp.silo import policy as policies
+from silodp.silo.door import Door, definition_hash
+from silodp.silo.durable import DurableLedger, Identity
+from silodp.silo.policy import SAMPLINGS, STATISTICS, Policy
+from silodp.silo.records import Records
+from silodp.core import codec
+from silodp.core.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
+
+SERVER, SILO, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3))
+SILO_KEY = SILO.public_key().public_bytes_raw().hex()
+N, FEATURES = 40, 3
+PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
+D = PROBLEM.dim
+W = torch.linspace(-1, 1, D)[None]
+POLICY = Policy(
+    silo="hospital-a",
+    epsilon=2.0,
+    delta=1e-5,
+    definition=definition_hash(PROBLEM),
+    statistics=STATISTICS,
+    samplings=SAMPLINGS,
+    clip=(1e-6, 10.0),
+    minimum_noise_multiplier=1.0,
+    minimum_batch=4,
+    maximum_local_steps=3,
+    queries_per_run=1000,
+    queries_per_hour=100_000,
+    expires=date(9998, 1, 1),
+    askers=(SERVER.public_key().public_bytes_raw().hex(),),
+)
+
+
+def table() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
+
+
+def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, ledger=None) -> tuple[Door, DurableLedger]:
+    """A door with a ledger of its own in `folder`."""
+    x, y = data or table()
+    if ledger is None:
+        folder.mkdir(exist_ok=True)
+        about = {"rule": rule or GDP(), "budget": policy.budget, "records": len(y), "identity": Identity.of(x, y)}
+        ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
+    records = Records.of([(x, y)])
+    return Door(policy, PROBLEM, records, ledger, signing_key=SILO, registry=folder / "registry", clock=clock), ledger
+
+
+def asked(query_id: str, statistic=None, *, clip=1.0, noise=20.0, key=SERVER, run="run-1", model=None, **sampling) -> bytes:
+    query = Query(Grad(W) if statistic is None else statistic, Gaussian("anchor", clip, noise, **sampling))
+    return encode_query(Envelope(run, query_id, model or POLICY.definition, query), key)
+
+
+def reply(door: Door, frame: bytes) -> Answer | Refusal:
+    return decode_reply(door.handle(frame), limit=door.limit, silo_key=SILO_KEY)
+
+
+def code(door: Door, frame: bytes) -> str:
+    got = reply(door, frame)
+    return got.code if isinstance(got, Refusal) else "answered"
+
+
+STATISTICS_ASKED = {
+    "Grad": Grad(W),
+    "GradDiff": GradDiff(W, W * 0.5),
+    "LocalSteps": LocalSteps(W, 2, 0.1),
+    "Histogram": Histogram(torch.tensor([-1.0, 0.0, 1.0]), FEATURES),
+    "Moments": Moments(torch.full((FEATURES,), -2.0), torch.full((FEATURES,), 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_a_query_is_answered_charged_and_signed(tmp_path, name):
+    door, ledger = silo(tmp_path)
+    frame = asked("q1", STATISTICS_ASKED[name], clip=3.0)
+    answer = reply(door, frame)
+    assert isinstance(answer, Answer)
+    assert (answer.silo, answer.query_id, answer.digest) == ("hospital-a", "q1", decode_query(frame, limit=door.limit)[2])
+    assert tuple(answer.value.shape) == STATISTICS_ASKED[name].shape
+    assert answer.event.count == STATISTICS_ASKED[name].releases
+    entries = list(ledger.entries())
+    assert [entry.act for entry in entries] == ["charge", "answer"]
+    assert (answer.count, answer.head) == (1, entries[0].hash)
+    assert entries[0].amount == pytest.approx(answer.event.count / 20.0**2)
+    assert (entries[0].asker, entries[0].run, entries[0].kind) == (POLICY.askers[0], "run-1", "anchor")
+    ledger.verify()
+
+
+@pytest.mark.parametrize("sampling", [Poisson(0.5), WithoutReplacement(0.5), DisjointBatches(4, 3), DisjointBatches(5, 1, "other")])
+def test_every_sampling_is_answered_where_the_rule_has_a_price(tmp_path, sampling):
+    door, _ = silo(tmp_path / "renyi", rule=Renyi(8.0))
+    assert code(door, asked("q1", sampling=sampling)) == "answered"
+    door, ledger = silo(tmp_path / "gdp")
+    subsampled = isinstance(sampling, Poisson | WithoutReplacement)
+    assert code(door, asked("q1", sampling=sampling)) == ("rule" if subsampled else "answered")
+    assert (ledger.head()[0] == 0) == subsampled
+
+
+def test_without_noise_the_value_is_the_clipped_mean(tmp_path, monkeypatch):
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+    answer = reply(silo(tmp_path)[0], asked("q1"))
+    assert isinstance(answer, Answer)
+    x, y = (torch.from_numpy(a) for a in table())
+    residual = torch.softmax(x @ W[0, :6].reshape(2, 3).T + W[0, 6:], 1) - nn.functional.one_hot(y, 2)
+    g = torch.cat([(residual[:, :, None] * x[:, None]).flatten(1), residual], 1)
+    torch.testing.assert_close(answer.value[0], (g / g.norm(dim=1, keepdim=True).clamp(min=1)).mean(0).double(), atol=1e-5, rtol=0)
+
+
+def test_a_retry_gives_the_same_bytes_and_costs_nothing_even_after_a_restart(tmp_path):
+    door, ledger = silo(tmp_path)
+    first, head = door.handle(asked("q1")), ledger.head()
+    assert door.handle(asked("q1")) == first
+    again, ledger = silo(tmp_path, ledger=DurableLedger.open(ledger.path))
+    assert again.handle(asked("q1")) == first
+    assert ledger.head() == head
+    assert again.handle(asked("q2")) != first
+
+
+def test_an_id_with_other_content_or_of_another_asker_is_refused(tmp_path):
+    both = replace(POLICY, askers=(*POLICY.askers, STRANGER.public_key().public_bytes_raw().hex()))
+    door, ledger = silo(tmp_path, policy=both)
+    assert code(door, asked("q1")) == "answered"
+    head = ledger.head()
+    for frame in (asked("q1", noise=21.0), asked("q1", run="run-2"), asked("q1", Grad(-W)), asked("q1", key=STRANGER)):
+        assert code(door, frame) == "id-reused"
+    assert ledger.head() == head
+    ledger.purge("q1")
+    assert code(door, asked("q1")) == "purged"
+
+
+def test_what_was_charged_and_not_stored_is_computed_again_under_the_same_charge(tmp_path, monkeypatch):
+    door, ledger = silo(tmp_path, policy=replace(POLICY, queries_per_run=1))
+    with monkeypatch.context() as crash:
+        crash.setattr(module, "encode_reply", lambda reply, key: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            door.handle(asked("q1"))
+    assert [entry.act for entry in ledger.entries()] == ["charge"]
+    door, ledger = silo(tmp_path, policy=replace(POLICY, queries_per_run=1), ledger=DurableLedger.open(ledger.path))
+    assert code(door, asked("q1")) == "answered"  # the run's limit is reached, by this very query
+    assert code(door, asked("q2")) == "run-limit"
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+
+
+def test_the_budget_ends_the_answers_and_never_the_door(tmp_path):
+    door, ledger = silo(tmp_path)
+    codes = [code(door, asked(f"q{i}", noise=4.0)) for i in range(12)]
+    answered = codes.count("answered")
+    assert codes == ["answered"] * answered + ["budget"] * (12 - answered)
+    assert 0 < answered < 12
+    assert ledger.spent() <= 2.0
+    assert code(door, asked("q0", noise=4.0)) == "answered"
+
+
+def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
+    limited = replace(POLICY, queries_per_run=2, queries_per_hour=4)
+    door, ledger = silo(tmp_path, policy=limited)
+    order = [("a", "answered"), ("a", "answered"), ("a", "run-limit"), ("b", "answered"), ("b", "answered"), ("c", "rate")]
+    for i, (run, wanted) in enumerate(order):
+        assert code(door, asked(f"q{i}", run=run)) == wanted
+    assert code(door, asked("q0", run="a")) == "answered"  # a retry is no new question
+    later, _ = silo(tmp_path, policy=limited, ledger=DurableLedger.open(ledger.path), clock=lambda: time.time() + 3700)
+    assert code(door, asked("q9", run="c")) == "rate"
+    assert code(later, asked("q8", run="a")) == "run-limit"
+    assert code(later, asked("q7", run="c")) == "answered"
+    assert code(door, asked("q6", run="c")) == "rate"  # it sees what the other process has answered
+
+
+@pytest.mark.parametrize(
+    ("frame", "wanted"),
+    [
+        (asked("q", key=STRANGER), "asker"),
+        (asked("q", model="0" * 64), "model"),
+        (asked("q", Grad(torch.zeros(1, D + 1))), "shape"),
+        (asked("q", Grad(torch.full((1, D), torch.nan))), "not-finite"),
+        (asked("q", clip=11.0), "clip"),
+        (asked("q", noise=0.5), "noise"),
+        (asked("q", noise=1e30), "noise"),
+        (asked("q", LocalSteps(W, 10**9, 0.1)), "steps"),
+        (asked("q", LocalSteps(W, 1, -0.1)), "steps"),
+        (asked("q", sampling=DisjointBatches(4, 4)), "batch"),
+        (asked("q", Histogram(torch.zeros(2), 3)), "shape"),
+        (b"", "malformed"),
+        (bytes(10**6), "size"),
+    ],
+)
+def test_a_refusal_is_a_code_and_leaves_the_ledger_as_it_was(tmp_path, frame, wanted):
+    door, ledger = silo(tmp_path)
+    assert code(door, frame) == wanted
+    assert ledger.head()[0] == 0
+
+
+def test_a_paused_door_refuses_until_it_is_resumed_and_an_expired_policy_for_good(tmp_path):
+    door, ledger = silo(tmp_path)
+    door.pause()
+    assert code(door, asked("q1")) == "paused"
+    door.resume()
+    assert code(door, asked("q1")) == "answered"
+    late, _ = silo(tmp_path, policy=replace(POLICY, expires=date(2020, 1, 1)), ledger=ledger)
+    assert code(late, asked("q1")) == code(late, asked("q2")) == "expired"
+
+
+def test_after_the_charge_a_computation_that_fails_still_gives_a_release(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("record 3 has income 51234")
+
+    monkeypatch.setattr(exact, "_rows", broken)
+    door, _ = silo(tmp_path)
+    raw = door.handle(asked("q1"))
+    assert isinstance(decode_reply(raw, limit=door.limit), Answer)
+    assert b"51234" not in raw
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), MemoryError(), ValueError("x = 3.5"), RecursionError()])
+def test_whatever_else_breaks_is_one_code(tmp_path, monkeypatch, error):
+    def broken(*_):
+        raise error
+
+    door, ledger = silo(tmp_path)
+    monkeypatch.setattr(lattice, "rounded_gaussian", broken)
+    assert code(door, asked("q1")) == "internal"
+    monkeypatch.undo()
+    assert code(door, asked("q1")) == "answered"
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+
+
+def test_a_ledger_that_was_swapped_or_is_gone_is_one_code(tmp_path):
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q1")) == "answered"
+    ledger.path.rename(tmp_path / "elsewhere")
+    assert code(door, asked("q1")) == code(door, asked("q2")) == "ledger"
+    assert not ledger.path.exists()
+
+
+def test_nothing_on_a_frames_way_takes_a_seed():
+    for place in (module, exact, policies, codec):
+        functions = [f for _, f in inspect.getmembers(place, inspect.isfunction)]
+        functions += [f for _, kind in inspect.getmembers(place, inspect.isclass) for _, f in inspect.getmembers(kind, inspect.isfunction)]
+        for function in functions:
+            if function.__module__ == place.__name__:
+                assert not any("seed" in name or "generator" in name for name in inspect.signature(function).parameters), function
+
+
+def test_threads_take_turns(tmp_path):
+    door, ledger = silo(tmp_path)
+    replies: list[bytes] = []
+    threads = [threading.Thread(target=lambda i=i: replies.append(door.handle(asked(f"q{i % 3}")))) for i in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(replies)) == 3
+    assert len(list(ledger.entries())) == 6
+
+
+def test_a_door_needs_the_approved_problem_the_ledgers_budget_and_the_ledgers_records(tmp_path):
+    _, ledger = silo(tmp_path)
+    with pytest.raises(BadInput, match="definition"):
+        silo(tmp_path, policy=replace(POLICY, definition=hashlib.sha256(b"other").hexdigest()), ledger=ledger)
+    with pytest.raises(BadInput, match="budget"):
+        silo(tmp_path, policy=replace(POLICY, epsilon=3.0), ledger=ledger)
+    with pytest.raises(BadInput, match="not the data set"):
+        silo(tmp_path, data=(table()[0] + 100, table()[1]), ledger=ledger)
+    assert POLICY.budget == Budget(2.0, 1e-5)

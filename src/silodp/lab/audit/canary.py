@@ -1,0 +1,38 @@
+"""The hardest neighbours: two data sets whose one differing record fills every clip, of gradients and of differences, in opposite ways.
+
+A record with a constant gradient has no gradient difference, so the canary is a steep quadratic. f0(w, y) = y/2 ||W + b - FAR||^2 with
+y = +STEEP in one data set and -STEEP in the other: wherever w goes (short of FAR) gradients are longer than the clip and opposite, and
+so are differences between any two points. The model has two tensors, so that clipping them apart would show.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from silodp.core.problem import Problem
+from silodp.silo.records import Records
+
+STEEP, FAR, OUTPUTS = 300.0, -5.0, 4
+RECORDS = 24
+"""In each silo. Nothing depends on it: noise follows the sensitivity, 2 clip / n."""
+
+
+def tilted(output: Tensor, target: Tensor) -> Tensor:
+    """target / 2 x ||output - FAR||^2, concave where target < 0."""
+    return target / 2 * (output - FAR).square().sum(-1)
+
+
+def canary_problem() -> Problem:
+    return Problem(nn.Linear(1, OUTPUTS), tilted)
+
+
+def neighbours(*, quiet: bool = False, silos: int = 2, records: int = RECORDS) -> tuple[Records, Records]:
+    """Two federations that differ in record 0 of silo 0. The others pull too, unless `quiet`: then their gradients are zero."""
+    curvature = torch.linspace(-0.4, 0.5, silos * records).reshape(silos, records) * (0.0 if quiet else 1.0)
+    worlds = []
+    for sign in (-1.0, 1.0):
+        y = curvature.clone()
+        y[0, 0] = sign * STEEP
+        worlds.append(Records(torch.ones(silos, records, 1), y, (records,) * silos, tuple(f"silo-{i}" for i in range(silos))))
+    return worlds[0], worlds[1]

@@ -1,0 +1,113 @@
+"""The pipeline under attack as a description: which part does what. A mutant is the same description with one part exchanged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
+from silodp.core.accounting import GDP, Budget
+from silodp.core.losses import squared_error
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Query
+from silodp.server.plan import Plan, calibrate
+from silodp.silo import door as door_module
+from silodp.silo.door import Door, definition_hash
+from silodp.silo.durable import DurableLedger, Identity
+from silodp.silo.exact import Exact
+from silodp.silo.gate import Gate
+from silodp.silo.ledger import MemoryLedger
+from silodp.silo.policy import Policy
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+from silodp.core.codec import Answer, Envelope, decode_reply, encode_query
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The shipped parts, in simulation and in deployment."""
+
+    answerer: Callable[..., Any] = Simulated
+    gate: Callable[..., Any] = Gate
+    ledger: Callable[..., Any] = MemoryLedger
+    calibrate: Callable[..., Plan] = calibrate
+    exact: Any = Exact
+    door: Any = Door
+    reopen: Callable[..., DurableLedger] = DurableLedger.open
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The door finds these parts where it looks for the shipped ones."""
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(door_module, "Exact", self.exact))
+            stack.enter_context(mock.patch.object(door_module, "Gate", self.gate))
+            yield
+
+
+SOUND = Pipeline()
+DIM = 3
+BUDGET = Budget(6.0, 1e-5)
+
+
+class Silo:
+    """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is signed by the one key that may ask."""
+
+    def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
+        """Twelve records, of which the first has this target: two silos with different targets are neighbours."""
+        folder.mkdir(parents=True)
+        self.pipeline, self._folder = pipeline, folder
+        self.problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
+        x = torch.linspace(-1, 1, 12 * DIM).reshape(1, 12, DIM)
+        y = torch.linspace(0.1, 1.2, 12)[None].clone()
+        y[0, 0] = target
+        self.records = Records(x, y, (12,), ("silo",))
+        self._key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's own server").digest())
+        self.policy = Policy(
+            silo="silo", epsilon=BUDGET.epsilon, delta=BUDGET.delta, definition=definition_hash(self.problem), statistics=("Grad",),
+            samplings=("FullBatch",), clip=(1e-6, 1e6), minimum_noise_multiplier=1e-3, minimum_batch=1, maximum_local_steps=10,
+            queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(self._key.public_key().public_bytes_raw().hex(),),
+        )  # fmt: skip
+        DurableLedger.create(
+            self.path, rule=GDP(), budget=BUDGET, records=12, identity=Identity.of(x[0].numpy(), y[0].numpy()), registry=self.registry
+        )
+        self.restart()
+
+    @property
+    def path(self) -> Path:
+        return self._folder / "ledger.sqlite"
+
+    @property
+    def registry(self) -> Path:
+        return self._folder / "registry"
+
+    def restart(self) -> None:
+        """A new process: everything that was only in memory is gone."""
+        with self.pipeline.planted():
+            self.ledger = self.pipeline.reopen(self.path)
+            self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, registry=self.registry)
+
+    def frame(self, query_id: str, query: Query) -> bytes:
+        return encode_query(Envelope("audit", query_id, self.policy.definition, query), self._key)
+
+    def handle(self, frame: bytes) -> bytes:
+        with self.pipeline.planted():
+            return self.door.handle(frame)
+
+    def ask(self, query_id: str, query: Query) -> Answer:
+        """The answer; an AssertionError if there is a refusal in its place."""
+        reply = decode_reply(self.handle(self.frame(query_id, query)), limit=2**20)
+        assert isinstance(reply, Answer), f"the gate refused ({reply.code})"
+        return reply
+
+
+def question(noise_multiplier: float = 4.0, clip: float = 1.0, point: float = 0.5) -> Query:
+    return Query(Grad(torch.full((1, DIM), point)), Gaussian("audit", clip, noise_multiplier))

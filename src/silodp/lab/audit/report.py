@@ -1,0 +1,167 @@
+"""The audit as users see it: every algorithm at every claim, a table, a run folder, and the picture of the trade-off curves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from scipy import stats
+
+from silodp.core.accounting import Budget, gdp_mu
+from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, trade_off
+from silodp.lab.audit.transcript import Case, attack, attack_deployed
+from silodp.lab.runfolder import make_folder, write_environment
+from silodp.lab.sweep import spread
+from silodp.server.algorithms import ALGORITHMS
+from silodp.server.settings import find
+
+RUNS = 20_000
+CLAIMS = (1.0, 6.0)
+ALARM = 1e-6
+"""An alarm is raised where the estimate is above the claim at confidence 1 - ALARM: the false-alarm rate of a row."""
+
+SETTINGS: dict[str, dict[str, float]] = {
+    "mb-sgd": {"rounds": 4},
+    "prox-sgd": {"rounds": 4},
+    "prox-svrg": {"epochs": 2, "inner": 3, "slope": 1.0},
+    "spider": {"rounds": 6, "phase": 3, "slope": 1.0},
+    "local-sgd": {"rounds": 3, "steps": 2},
+    "prox-pl-svrg": {"restarts": 2, "epochs": 1, "inner": 3, "slope": 1.0},
+    "spider-alternate": {"rounds": 3, "slope": 1.0},
+}
+SECRET = "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit understates their tails"
+RENYI = "no tight accountant is known for this sampling under replace-one; the Renyi bound charges more than anybody can learn"
+
+
+def cases(algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS) -> list[tuple[Case, str]]:
+    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then the deployed gate's arithmetic."""
+    for name in algorithms or ():
+        find(name)
+    if unknown := set(ALGORITHMS) - set(SETTINGS):
+        raise AssertionError(f"the audit has no settings for {', '.join(sorted(unknown))}")
+    rows = [(Case(a, e, s), "simulated") for a, s in SETTINGS.items() for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 16}, Poisson(0.25), gap=SECRET), "simulated") for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 4}, WithoutReplacement(0.25), gap=RENYI), "simulated") for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
+    return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
+
+
+def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
+    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, and the curve."""
+    began = time.monotonic()
+    first, second = attack_deployed(case, runs) if gate == "deployed" else attack(case, runs, seed=seed)
+    mu, error = gdp_fit(first, second)
+    if isinstance(case.batches, FullBatch | DisjointBatches):
+        lower, surely = (epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM))
+    else:  # the claim is not one of Gaussian differential privacy
+        lower, surely = (epsilon_lower(first, second, case.delta, level) for level in (0.05, ALARM))
+    alarms, misses = trade_off(first, second)
+    return {
+        "algorithm": case.algorithm, "sampling": _words(case), "gate": gate, "claimed_epsilon": case.epsilon, "delta": case.delta,
+        "empirical_epsilon": epsilon_of(mu, case.delta), "confidence": 0.95, "lower_bound": lower,
+        "fit_interval": [epsilon_of(mu + z * error, case.delta) for z in (-1.96, 1.96)], "runs": runs, "mu": mu,
+        "claimed_mu": gdp_mu(case.budget), "alarm": surely > case.epsilon, "gap": case.gap, "seconds": round(time.monotonic() - began, 1),
+        "curve": {"false_alarm": alarms.tolist(), "miss": misses.tolist()},
+    }  # fmt: skip
+
+
+def _words(case: Case) -> str:
+    match case.batches:
+        case Poisson(rate):
+            return f"poisson:{rate:g}"
+        case WithoutReplacement(rate):
+            return f"without-replacement:{rate:g}"
+        case DisjointBatches():
+            return "disjoint"
+    return "full"
+
+
+def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int, dict[str, Any]]:
+    return index, row_of(case, gate, runs, seed)
+
+
+def audit(
+    algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS, *, runs: int = RUNS, seed: int = 0, quiet: bool = False
+) -> list[dict[str, Any]]:
+    """All rows, on all cores. Every row has seeds of its own."""
+    rows: dict[int, dict[str, Any]] = {}
+    tasks = [(i, case, gate, runs, seed + 3 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons))]
+    with Progress(TextColumn("attacks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), disable=quiet) as bar:
+        task = bar.add_task("attacks", total=len(tasks))
+        for index, row in spread(_task, sorted(tasks, key=lambda t: t[1].gap == "")):  # the slow ones first: they calibrate for seconds
+            rows[index] = row
+            bar.advance(task)
+    return [rows[i] for i in sorted(rows)]
+
+
+# --- what is shown and kept ---------------------------------------------------------------------------------------------------------
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """The algorithm, and what is special about the row."""
+    special = [row["sampling"]] if row["gap"] else ["deployed gate"] if row["gate"] == "deployed" else []
+    return ", ".join([row["algorithm"], *special])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    drawn = Table(title=f"Epsilon that an attacker gets out of a silo's transcript, from 2 x {rows[0]['runs']} runs")
+    for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
+        drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)
+    for row in rows:
+        numbers = (f"{row['claimed_epsilon']:g}", f"{row['empirical_epsilon']:.2f}", f"{row['lower_bound']:.2f}")
+        drawn.add_row(name_of(row), *numbers, "YES" if row["alarm"] else "no", style="bold red" if row["alarm"] else "")
+    return drawn
+
+
+def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json."""
+    make_folder(folder)
+    flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
+    (folder / "audit.json").write_text(json.dumps({"rows": flat}, indent=1) + "\n")
+    with (folder / "audit.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(flat[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+    with (folder / "curves.csv").open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(("algorithm", "sampling", "gate", "claimed_epsilon", "false_alarm", "miss"))
+        for row in rows:
+            name = (row["algorithm"], row["sampling"], row["gate"], row["claimed_epsilon"])
+            lines.writerows((*name, a, b) for a, b in zip(*row["curve"].values(), strict=True))
+    draw(rows, folder)
+    write_environment(folder, noise="simulation: seeded pseudo-random float noise; rows of the deployed gate: exact lattice noise")
+
+
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """audit.png and audit.svg: misses against false alarms, each attack next to the curve that its claim allows it."""
+    claims = sorted({row["claimed_epsilon"] for row in rows})
+    figure, axes = plt.subplots(1, len(claims), figsize=(4.4 * len(claims) + 0.6, 4.4), layout="constrained", squeeze=False)
+    grid = np.linspace(1e-4, 1 - 1e-4, 400)
+    for claim, ax in zip(claims, axes[0], strict=True):
+        mine = [row for row in rows if row["claimed_epsilon"] == claim]
+        for row in mine:
+            dotted = ":" if row["gap"] else "--" if row["gate"] == "deployed" else "-"
+            label = f"{name_of(row)}: {row['empirical_epsilon']:.2f}"
+            ax.plot(row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label)
+        budget = Budget(claim, mine[0]["delta"])
+        ax.plot(grid, stats.norm.cdf(stats.norm.isf(grid) - gdp_mu(budget)), color="black", linewidth=1.6, label="claim: nobody below this")
+        allowed = np.maximum(1 - budget.delta - np.exp(claim) * grid, np.exp(-claim) * (1 - budget.delta - grid))
+        ax.plot(grid, allowed.clip(0), color="grey", linewidth=0.8, label="the same as (epsilon, delta)")
+        ax.set(xlabel="false alarms", ylabel="misses", title=f"claim: epsilon = {claim:g}", xlim=(0, 1), ylim=(0, 1))
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=6.5)
+    for suffix in (".png", ".svg"):
+        figure.savefig((folder / "audit").with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+    plt.close(figure)

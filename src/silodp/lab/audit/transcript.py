@@ -1,0 +1,181 @@
+"""The transcript attack: from everything that one silo releases, tell which of two neighbouring data sets it holds.
+
+It runs the code that users run: plan.calibrate, Federation, InProcess, Gate, MemoryLedger, Simulated. The attacker sees the releases and
+all that is public, and knows every record but one: which of two canaries. So it can compute, at the points that were asked about, what
+each data set would have answered without noise, and its score is the log-likelihood ratio of the transcript.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.accounting import Budget
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, LocalSteps, Poisson, Query, Sampling, WithoutReplacement
+from silodp.lab.audit.canary import canary_problem, neighbours
+from silodp.lab.audit.pipeline import SOUND, Pipeline
+from silodp.lab.conformance.federation import Recording
+from silodp.server.federation import Everyone, Federation
+from silodp.server.plan import Plan
+from silodp.server.settings import default_shares, find, prepared
+from silodp.silo.records import Records
+from silodp.wire.inprocess import InProcess
+
+CHUNK, REHEARSAL = 1000, 100
+CLIP, STEP = 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the audit: an algorithm with its schedule and batches, and the claim (epsilon, delta) under attack."""
+
+    algorithm: str
+    epsilon: float
+    settings: dict[str, float] = field(default_factory=dict)
+    sampling: Sampling | None = None
+    delta: float = 1e-5
+    rule: str | None = None
+    gap: str = ""
+    """Why the attack must stay below the claim, where it must."""
+
+    @property
+    def batches(self) -> Sampling:
+        return self.sampling or (DisjointBatches(int(self.settings["rounds"])) if find(self.algorithm).disjoint else FullBatch())
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta)
+
+    def run(self) -> Callable[..., Any]:
+        return prepared(find(self.algorithm), self.settings, STEP)
+
+    def plan(self, counts: Sequence[int], pipeline: Pipeline) -> Plan:
+        algorithm = find(self.algorithm)
+        mechanisms = {kind: Gaussian(kind, CLIP, 0.0, self.batches) for kind in algorithm.kinds}
+        shares = default_shares(algorithm, self.settings)
+        return pipeline.calibrate(self.run(), mechanisms, self.budget, counts, shares=shares, rule=self.rule)
+
+
+def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the attacker how large the noise really is."""
+    worlds = neighbours(quiet=not isinstance(case.batches, FullBatch | DisjointBatches))
+    plan = case.plan(worlds[0].counts, pipeline)
+    stage = _Stage(case, plan, worlds, pipeline)
+    heard = stage.rehearse(range(seed, seed + REHEARSAL))
+    scores = []
+    for world in range(2):
+        first = seed + REHEARSAL + world * runs
+        chunks = [range(first + start, first + min(start + CHUNK, runs)) for start in range(0, runs, CHUNK)]
+        scores.append(torch.cat([stage.scores(world, chunk, heard) for chunk in chunks]).numpy())
+    return scores[0], scores[1]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    case: Case
+    plan: Plan
+    worlds: tuple[Records, Records]
+    pipeline: Pipeline
+
+    def play(self, world: int, seeds: Sequence[int]) -> tuple[Attacker, list[tuple[Query, Tensor]]]:
+        """Runs the algorithm once for each seed on one of the data sets; gives what silo 0 released, and an attacker."""
+        problem, records, plan = canary_problem(), self.worlds[world], self.plan
+        answerer = self.pipeline.answerer(problem, records, seeds)
+        ledger = self.pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
+        channel = Recording(InProcess(self.pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))))
+        start = torch.zeros(len(seeds), problem.dim)
+        for _ in self.case.run()(Federation(channel, Everyone(len(records))), problem, start, **plan.mechanisms):
+            pass
+        attacker = Attacker([self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts[0], answerer)
+        return attacker, [(query, release.value[:, 0].double()) for query, _, release in channel.log]
+
+    def rehearse(self, seeds: Sequence[int]) -> list[float]:
+        """The real size of each release's noise over its claimed size."""
+        attacker, transcript = self.play(0, seeds)
+        return [attacker.loudness(query, value) for query, value in transcript]
+
+    def scores(self, world: int, seeds: Sequence[int], heard: Sequence[float]) -> Tensor:
+        attacker, transcript = self.play(world, seeds)
+        return torch.stack([attacker.evidence(query, value, h) for (query, value), h in zip(transcript, heard, strict=True)]).sum(0)
+
+
+def attack_deployed(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """As `attack`, on one release of a deployed gate's own arithmetic: records as integers and noise from operating-system entropy.
+
+    All runs ask about the same point, so each data set's integer sum is computed once; the noise is drawn anew for every run.
+    """
+
+    class Remembering(pipeline.exact):
+        def _sum(self, *what: Any) -> np.ndarray:
+            if not hasattr(self, "kept"):
+                self.kept = super()._sum(*what)
+            return self.kept.copy()
+
+    problem, worlds = canary_problem(), neighbours(silos=1)
+    query = Query(Grad(torch.zeros(1, problem.dim)), case.plan(worlds[0].counts, pipeline).mechanisms["minibatch"])
+    attacker = Attacker([pipeline.answerer(problem, w, [0]) for w in worlds], worlds[0].counts[0])
+    scores = []
+    for world in worlds:
+        gate = Remembering(problem, world, partition=_no_partition)
+        value = torch.cat([gate.answer(query, [0])[:, 0] for _ in range(runs)])
+        scores.append(attacker.evidence(query, value).numpy())
+    return scores[0], scores[1]
+
+
+def _no_partition(name: str, batches: int) -> np.ndarray:
+    raise AssertionError("a full batch needs no partition")
+
+
+class Attacker:
+    """Knows both data sets, and the partition of disjoint batches (their price holds against who knows it); not the coins of sub-sampling."""
+
+    def __init__(self, models: Sequence[Any], n: int, victim: Any = None) -> None:
+        self._models, self._n = models, n
+        for model in models if victim else ():
+            model._partitions, model._world, model._generators = victim._partitions, victim._world, victim._generators
+
+    def loudness(self, query: Query, value: Tensor) -> float:
+        """Size of the noise in releases of the first data set, in units of the claimed one; 1 where batches are secret."""
+        if not isinstance(query.mechanism.sampling, FullBatch | DisjointBatches):
+            return 1.0
+        residual = (value - self._noiseless(self._models[0], query)) / self._std(query)[:, None]
+        return max(float(residual[residual.isfinite()].square().mean().sqrt()), 1e-6)
+
+    def evidence(self, query: Query, value: Tensor, loudness: float = 1.0) -> Tensor:
+        """(J,): log of the density of silo 0's release (J, d) under the second data set over that under the first."""
+        sampling, std = query.mechanism.sampling, self._std(query) * loudness
+        first, second = (self._noiseless(model, query) for model in self._models)
+        if isinstance(sampling, FullBatch | DisjointBatches):
+            apart = ((value - (first + second) / 2) * (second - first)).sum(-1) / std**2
+            return torch.where(std > 0, apart, 0.0)
+        rate = sampling.batch(self._n) / self._n
+        likelihoods = [(value * mean - mean.square() / 2).sum(-1) / std**2 + math.log(rate) for mean in (first, second)]
+        absent = torch.full_like(likelihoods[0], math.log1p(-rate) if rate < 1 else -math.inf)
+        return torch.logaddexp(likelihoods[1], absent) - torch.logaddexp(likelihoods[0], absent)
+
+    def _noiseless(self, model: Any, query: Query) -> Tensor:
+        """What this data set would answer if the canary is in the batch; sub-sampled batches hold nobody else who pulls."""
+        mechanism, sampling = replace(query.mechanism, noise_multiplier=0.0), query.mechanism.sampling
+        scale = 1.0
+        if isinstance(sampling, Poisson | WithoutReplacement):
+            mechanism, scale = replace(mechanism, sampling=FullBatch()), self._n / sampling.batch(self._n)
+        return scale * model.answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
+
+    def _std(self, query: Query) -> Tensor:
+        """(J,): standard deviation of a coordinate of the claimed noise; local steps add up that of each, times the step.
+
+        Of local steps only the end is seen. Nothing is lost by it: the canary's gradient fills the clip in one and the same direction all the
+        way, so the end is as good as the steps.
+        """
+        multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64).reshape(-1)[0]
+        sensitivity = torch.as_tensor(query.mechanism.sensitivity(self._n), dtype=torch.float64).reshape(-1)
+        std = (multiplier * sensitivity).expand(query.statistic.shape[0])
+        if isinstance(query.statistic, LocalSteps):
+            return std * float(query.statistic.step) * math.sqrt(query.statistic.steps)
+        return std

@@ -1,0 +1,1 @@
+"""Public check_* suites, one per protocol; every implementation passes its own."""

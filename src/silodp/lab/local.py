@@ -1,0 +1,191 @@
+"""`silodp train`: one private run with all silos in one process. Each silo still pays for, and is protected in, everything it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from silodp.core.accounting import Budget
+from silodp.core.errors import BadInput
+from silodp.core.losses import Loss, cross_entropy, squared_error
+from silodp.core.models import model_by_name
+from silodp.core.problem import Problem
+from silodp.core.prox import by_name
+from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
+from silodp.lab.evaluate import error_rate
+from silodp.lab.runfolder import make_folder, write_environment
+from silodp.server.algorithms import Algorithm
+from silodp.server.federation import Everyone, Federation
+from silodp.server.output import output
+from silodp.server.plan import Plan, calibrate
+from silodp.server.scaling import learn_scaling
+from silodp.server.settings import default_shares, prepared
+from silodp.silo.gate import Gate
+from silodp.silo.ledger import MemoryLedger
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+from silodp.wire.inprocess import InProcess
+
+SCALING_SHARE = 0.1
+"""Part of the budget (mu^2) that private feature scaling takes."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to train: everything that `silodp train` was told, checked."""
+
+    algorithm: Algorithm
+    settings: dict
+    step: float
+    clip: float
+    sampling: Sampling
+    model: str
+    prox: str
+    budgets: list[Budget]
+    classes: int
+    participation: Callable[[], Everyone]
+    scale: str
+    """"private" (learnt within the budget), "public" (already applied from ranges the user gave) or "none"."""
+    output_rule: str = "last"
+    rule: str | None = None
+    anchor_share: float | None = None
+    seed: int | None = None
+
+
+class Transcript:
+    """A channel that keeps what passes through it: queries are public and releases are private already, so both may be stored."""
+
+    def __init__(self, inner: InProcess) -> None:
+        self._inner = inner
+        self.rounds: list[dict] = []
+        self.values: dict[str, Tensor] = {}
+
+    def ask(self, query: Query, silos) -> Release:
+        release = self._inner.ask(query, silos)
+        name = f"{len(self.rounds):05d}"
+        multiplier = torch.as_tensor(release.event.noise_multiplier)
+        self.rounds.append(
+            {
+                "release": name,
+                "kind": query.mechanism.kind,
+                "statistic": type(query.statistic).__name__,
+                "silos": list(silos),
+                "clip": float(torch.as_tensor(query.mechanism.clip).max()),
+                "noise_multiplier": multiplier.flatten().tolist(),
+            }
+        )
+        self.values[name] = release.value[0].contiguous()
+        return release
+
+
+def train(
+    order: Order,
+    records: Records,
+    folder: Path,
+    progress: Callable[[Iterator[Tensor]], Iterator[Tensor]] = iter,
+    held_out: tuple[Tensor, Tensor] | None = None,
+) -> dict:
+    """Calibrates, trains, writes model.safetensors, transcript and spend, and returns the summary that --json prints."""
+    make_folder(folder)
+    features = math.prod(records.x.shape[2:])
+    model, loss = find_model(order.model, features, order.classes)
+    problem = Problem(model, loss, by_name(order.prox))
+    records = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    plan = plan_order(order, records.counts, features)
+    seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
+    ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
+
+    def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
+        gate = Gate(Simulated(problem, records, [(seed, stage)]), ledger, dim=problem.dim, counts=records.counts)
+        channel = Transcript(InProcess(gate))
+        return Federation(channel, order.participation() if stage else Everyone(len(records))), channel
+
+    mean, scale = torch.zeros(features, dtype=torch.float64), torch.ones(features, dtype=torch.float64)
+    first: Transcript | None = None
+    if order.scale == "private":
+        fed, first = connect(records, 0)
+        mean, scale = learn_scaling(fed, features, ranges=plan.mechanisms["ranges"], moments=plan.mechanisms["moments"])
+        scaled = (records.x - mean.float()) / scale.float()
+        records = Records(scaled, records.y, records.counts, records.names)
+    fed, channel = connect(records, 1)
+    mechanisms = {kind: plan.mechanisms[kind] for kind in order.algorithm.kinds}
+    run = prepared(order.algorithm, order.settings, order.step)
+    w = output(progress(run(fed, problem, problem.initial([coin]), **mechanisms)), order.output_rule, seed=coin)
+    if not bool(torch.isfinite(w).all()):
+        raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
+    summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, [t for t in (first, channel) if t])
+    if held_out is not None and order.classes:
+        summary["test_error"] = float(error_rate(problem, w, held_out[0].flatten(1), held_out[1]))
+    return summary
+
+
+def find_model(text: str, features: int, classes: int) -> tuple[nn.Module, Loss]:
+    """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
+    path, colon, function = text.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        return model_by_name(text, features, classes)
+    if not Path(path).is_file():
+        raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN")
+    build = runpy.run_path(path).get(function)
+    if not callable(build):
+        raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
+    model = build(features, max(classes, 1))
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
+    return model, cross_entropy if classes else squared_error
+
+
+def plan_order(order: Order, counts: tuple[int, ...], features: int) -> Plan:
+    """The noise of everything that the order will ask, scaling included, as one dry run."""
+    algorithm = prepared(order.algorithm, order.settings, order.step)
+    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, order.sampling) for kind in order.algorithm.kinds}
+    shares = default_shares(order.algorithm, order.settings, order.anchor_share) or dict.fromkeys(order.algorithm.kinds, 1.0)
+    if order.scale != "private":
+        return calibrate(algorithm, mechanisms, order.budgets, counts, order.participation(), shares=shares, rule=order.rule)
+    kinds = ("ranges", "moments")
+    mechanisms |= {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in kinds}
+    shares = {kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()} | dict.fromkeys(kinds, SCALING_SHARE / 2)
+
+    def both(fed, problem, w, *, ranges, moments, **rest):
+        learn_scaling(fed.everyone(), features, ranges=ranges, moments=moments)
+        yield from algorithm(fed, problem, w, **rest)
+
+    return calibrate(both, mechanisms, order.budgets, counts, order.participation(), shares=shares, rule=order.rule)
+
+
+def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcripts) -> dict:
+    parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
+    save_file(
+        parameters | {"scaling.mean": mean.float(), "scaling.scale": scale.float()},
+        folder / "model.safetensors",
+        metadata={"model": order.model, "prox": order.prox, "algorithm": order.algorithm.name},
+    )
+    rounds = [{**r, "release": f"{i}/{r['release']}"} for i, t in enumerate(transcripts) for r in t.rounds]
+    save_file({f"{i}/{k}": v for i, t in enumerate(transcripts) for k, v in t.values.items()}, folder / "transcript.safetensors")
+    (folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    spent = np.asarray(ledger.epsilon())[0]
+    summary = {
+        "algorithm": order.algorithm.name,
+        "releases": len(rounds),
+        "parameters": problem.dim,
+        "rule": plan.rule.name,
+        "silos": [
+            {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
+            for name, b, s in zip(names, order.budgets, spent, strict=True)
+        ],
+        "model": str(folder / "model.safetensors"),
+    }
+    (folder / "spent.json").write_text(json.dumps(summary, indent=1) + "\n")
+    noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")
+    write_environment(folder, noise=noise)
+    return summary

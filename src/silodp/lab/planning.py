@@ -1,0 +1,126 @@
+"""`silodp plan`: what an algorithm will release and spend, before any data is touched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from silodp.core import theory
+from silodp.core.accounting import Budget, gdp_mu, record_budget_for_user, user_level
+from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian
+from silodp.server.paper import paper_multipliers
+from silodp.server.plan import Plan, calibrate, with_multipliers
+from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants to know the price of."""
+
+    algorithm: str
+    records: tuple[int, ...]
+    epsilon: float
+    delta: float | None
+    clip: float
+    schedule: dict
+    noise: str = "exact"
+    sampling: str | None = None
+    participation: str = "all"
+    rule: str | None = None
+    anchor_share: float | None = None
+    user_level: bool = False
+    seed: int = 0
+    theory: dict | None = None
+
+
+def planned(wish: Wish) -> dict:
+    """The answer that `silodp plan --json` prints; "releases" and the totals are those of the first silo, "silos" has them all."""
+    algorithm = find(wish.algorithm)
+    settings = schedule(algorithm, **wish.schedule)
+    if any(n < 1 for n in wish.records):
+        raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
+    targets = [Budget(wish.epsilon, wish.delta if wish.delta is not None else _default_delta(n)) for n in wish.records]
+    budgets = [record_budget_for_user(b, n) for b, n in zip(targets, wish.records, strict=True)] if wish.user_level else targets
+    plan = _plan(wish, algorithm, settings, budgets)
+    spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
+    silos = [
+        {
+            "records": n,
+            "releases": [_release(plan, kind, i, n, wish.clip) for kind in algorithm.kinds if plan.count(kind, i)],
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "mu": gdp_mu(budget),
+            "spent_epsilon": float(spent[i]),
+        }
+        for i, (n, budget) in enumerate(zip(wish.records, budgets, strict=True))
+    ]
+    answer = {**silos[0], "algorithm": wish.algorithm, "rule": plan.rule.name, "silos": silos}
+    if wish.user_level:
+        answer["user_level"] = {"epsilon": wish.epsilon, "delta": targets[0].delta}
+    elif math.isfinite(spent[0]) and spent[0] > 0:
+        answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0])
+    if wish.theory and any(v is not None for v in wish.theory.values()):
+        answer["theory"] = _theory(wish, budgets[0])
+    return answer
+
+
+def _default_delta(n: int) -> float:
+    return 1.0 / max(n, 2) ** 2
+
+
+def _plan(wish: Wish, algorithm, settings: dict, budgets: list[Budget]) -> Plan:
+    who = participation_by_name(wish.participation, len(wish.records), wish.seed)()
+    sampling = sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"])
+    mechanisms = {kind: Gaussian(kind, wish.clip, 0.0, sampling) for kind in algorithm.kinds}
+    run = prepared(algorithm, settings, 1.0)
+    if wish.noise == "exact":
+        shares = default_shares(algorithm, settings, wish.anchor_share)
+        return calibrate(run, mechanisms, budgets, wish.records, who, shares=shares, rule=wish.rule)
+    if wish.noise != "paper":
+        raise BadInput(f"noise {wish.noise!r} is unknown; use exact or paper")
+    if wish.sampling not in (None, "full"):
+        raise BadInput("the paper's constants are shown for full batches only; leave --sampling out")
+    cells = [paper_multipliers(wish.algorithm, b, settings) for b in budgets]
+    noisy = {
+        kind: replace(m, noise_multiplier=torch.tensor([[c[kind] for c in cells]], dtype=torch.float64)) for kind, m in mechanisms.items()
+    }
+    return with_multipliers(run, noisy, wish.records, budgets, who)
+
+
+def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
+    mechanism = plan.mechanisms[kind]
+    largest = mechanism.clipped(2 * clip) if kind == "refine" else mechanism
+    multiplier = float(torch.as_tensor(mechanism.noise_multiplier).reshape(1, -1)[0, silo])
+    sensitivity = float(largest.sensitivity(n))
+    return {
+        "kind": kind, "count": plan.count(kind, silo), "sensitivity": sensitivity, "noise_std": multiplier * sensitivity,
+        "noise_multiplier": multiplier,
+    }  # fmt: skip
+
+
+def _conversions(spent: Budget, n: int) -> dict:
+    whole = user_level(spent, n)
+    mu = gdp_mu(spent)
+    return {
+        "zcdp_rho": mu * mu / 2,
+        "central": {"epsilon": spent.epsilon, "delta": spent.delta},
+        "user_level": {"epsilon": whole.epsilon, "delta": whole.delta, "mu_by_group_privacy": n * mu},
+    }
+
+
+def _theory(wish: Wish, budget: Budget) -> dict:
+    given = wish.theory or {}
+    for name in ("lipschitz", "smoothness", "dimension"):
+        if given.get(name) is None:
+            raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
+    silos = len(wish.records)
+    name, _, answering = wish.participation.partition(":")
+    constants = theory.Constants(
+        **given, records=min(wish.records), silos=silos, answering=int(answering) if answering else silos, epsilon=budget.epsilon,
+        delta=budget.delta,
+    )  # fmt: skip
+    return theory.prescribe(wish.algorithm, constants).as_dict()

@@ -1,0 +1,23 @@
+"""All silos in one process: convenient and fast, without isolation between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from silodp.core.problem import Problem
+from silodp.server.federation import Everyone, Federation
+from silodp.server.plan import Plan
+from silodp.silo.gate import Gate
+from silodp.silo.ledger import MemoryLedger
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+from silodp.wire.inprocess import InProcess
+
+
+def simulate(
+    problem: Problem, records: Records, plan: Plan, seeds: Sequence[int], participation: Everyone | None = None
+) -> tuple[Federation, MemoryLedger]:
+    """A federation over these records whose gate charges each run and silo by the plan's rule and budgets."""
+    ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
+    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
+    return Federation(InProcess(gate), participation or Everyone(len(records))), ledger

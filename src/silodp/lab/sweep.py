@@ -1,0 +1,185 @@
+"""Sweeps: arms (an algorithm with its noise and a grid) over trials and epsilons, advanced as batches of runs, into a store that resumes."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from silodp.core.accounting import Budget
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian
+from silodp.lab.evaluate import error_rate, training_loss
+from silodp.lab.simulation import simulate
+from silodp.server.algorithms import ALGORITHMS
+from silodp.server.federation import Everyone
+from silodp.server.output import output
+from silodp.server.paper import paper_multipliers
+from silodp.server.plan import Plan, calibrate, with_multipliers
+from silodp.silo.datasets import Split
+
+Result = TypeVar("Result")
+
+GRID = ("step", "clip", "slope")
+"""Hyper-parameters that may differ between the runs of one batch; everything else shapes the schedule and is fixed per arm."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One curve's batch of runs: an algorithm, a fixed schedule, a grid of the rest, and where its noise comes from."""
+
+    curve: str
+    algorithm: str
+    settings: dict[str, int]
+    grid: dict[str, tuple[float, ...]]
+    noise: str = "exact"
+    """"exact" (calibrated), "paper" (the paper's constants) or "none"."""
+    shares: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return ",".join([self.curve, *(f"{k}={v}" for k, v in sorted(self.settings.items()))])
+
+    def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
+        """The runs of the batch: the grid, for each epsilon."""
+        names = [name for name in GRID if name in self.grid]
+        targets = (math.inf,) if self.noise == "none" else epsilons
+        return [
+            {"epsilon": e, **dict(zip(names, values, strict=True))}
+            for e in targets
+            for values in itertools.product(*(self.grid[name] for name in names))
+        ]
+
+
+def run_arm(
+    arm: Arm, problem: Problem, split: Split, trial: int, epsilons: Sequence[float], participation: Callable[[], Everyone] | None = None
+) -> Iterator[dict[str, float | str]]:
+    """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent."""
+    points = arm.points(epsilons)
+    counts = split.train.counts
+    algorithm = ALGORITHMS[arm.algorithm]
+    columns = {name: torch.tensor([[p[name]] for p in points]) for name in GRID if name in arm.grid}
+    clip = columns.pop("clip")
+    mechanisms = {kind: Gaussian(kind, clip, 0.0) for kind in algorithm.kinds}
+
+    def run(fed, problem, w, **mechanisms):
+        return algorithm.run(fed, problem, w, **arm.settings, **columns, **mechanisms)
+
+    def dry(fed, problem, w, **mechanisms):
+        first = {name: float(c[0, 0]) for name, c in columns.items()}
+        return algorithm.run(fed, problem, w, **arm.settings, **first, **mechanisms)
+
+    who = participation or (lambda: Everyone(len(counts)))
+    plan = _plan(arm, dry, mechanisms, points, counts, who())
+    fed, ledger = simulate(problem, split.train, plan, [trial] * len(points), who())
+    start = problem.initial([trial]).expand(len(points), -1)
+    w = output(run(fed, problem, start, **plan.mechanisms))
+    loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)
+    claims = ledger.epsilon().max(1).tolist()
+    for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
+        yield {
+            "unit": arm.key, "curve": arm.curve, "trial": trial, **arm.settings, **point,
+            "train_loss": a if math.isfinite(a) else math.inf, "test_error": b, "spent_epsilon": spent,
+        }  # fmt: skip
+
+
+def _plan(arm: Arm, dry, mechanisms, points, counts, participation) -> Plan:
+    budgets = [[Budget(p["epsilon"], n**-2.0) for n in counts] for p in points]
+    if arm.noise != "paper":
+        return calibrate(dry, mechanisms, budgets, counts, participation, shares=arm.shares or None)
+    rows = [[paper_multipliers(arm.algorithm, b, arm.settings) for b in row] for row in budgets]
+    noisy = {
+        kind: replace(m, noise_multiplier=torch.tensor([[cell[kind] for cell in row] for row in rows], dtype=torch.float64))
+        for kind, m in mechanisms.items()
+    }
+    # the ledger only counts here: the paper's constants may pass their own claim, and the row says by how much
+    return with_multipliers(dry, noisy, counts, [[Budget(math.inf, n**-2.0) for n in counts]] * len(points), participation)
+
+
+def spread(work: Callable[..., Result], tasks: Sequence[tuple]) -> Iterator[Result]:
+    """Results as they finish, from one single-threaded process for each core: batches of runs are independent, so cores need not wait
+    for each other inside one."""
+    workers = min(os.cpu_count() or 1, len(tasks))
+    if workers <= 1:
+        yield from (work(*task) for task in tasks)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for done in as_completed([pool.submit(work, *task) for task in tasks]):
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+
+
+# --- the store ------------------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "step", "clip", "slope", "train_loss", "test_error", "spent_epsilon",
+)  # fmt: skip
+
+
+class Store:
+    """results.csv, one row for each finished run. A unit (arm and trial) counts as done only when its closing row is there, so a killed
+    sweep loses the unit it was in and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, str]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
+            closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
+            self.rows = [r for r in rows if (r["unit"], r["trial"]) in closed]
+        temporary = path.with_suffix(".part")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(temporary, path)
+        self.done = {(r["unit"], int(r["trial"])) for r in self.rows}
+
+    def add(self, unit: str, trial: int, rows: Iterable[dict]) -> None:
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            for row in [*rows, {"unit": unit, "curve": "done", "trial": trial, "spent_epsilon": 0}]:
+                writer.writerow(row)
+                self.rows.append({k: str(row.get(k, "")) for k in COLUMNS})
+            file.flush()
+            os.fsync(file.fileno())
+        self.done.add((unit, trial))
+
+    def runs(self) -> list[dict[str, str]]:
+        return [r for r in self.rows if r["curve"] != "done"]
+
+
+def pending(store: Store, arms: Sequence[Arm], trials: int) -> list[tuple[Arm, int]]:
+    return [(arm, t) for t in range(trials) for arm in arms if (arm.key, t) not in store.done]
+
+
+def loss_of(row: dict[str, str]) -> float:
+    return float(row["train_loss"])
+
+
+def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The trials of the setting with the least mean training loss, as the paper tunes (on private data, and not charged for it)."""
+    names = ("rounds", "phase", "steps", "step", "clip", "slope")
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return min(groups.values(), key=lambda group: sum(map(loss_of, group)) / len(group))
+
+
+def as_tensor(rows: Sequence[dict[str, str]], column: str) -> Tensor:
+    return torch.tensor([float(r[column]) for r in rows], dtype=torch.float64)

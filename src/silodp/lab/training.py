@@ -1,0 +1,145 @@
+"""From the words of `silodp train` to an order that can be run: files or a built-in set, budgets by name, scaling."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from silodp.core.accounting import Budget, record_budget_for_user
+from silodp.core.errors import BadInput
+from silodp.lab.local import Order, train
+from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
+from silodp.silo.datasets import DATASETS
+from silodp.silo.files import load_silos
+from silodp.silo.records import Records
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `silodp train` as given."""
+
+    data: str | None
+    silos: tuple[Path, ...]
+    label: str
+    classes: str | None
+    algorithm: str
+    model: str
+    prox: str
+    epsilon: tuple[str, ...]
+    delta: tuple[str, ...]
+    step: float
+    clip: float
+    schedule: dict
+    sampling: str | None
+    participation: str
+    rule: str | None
+    anchor_share: float | None
+    scale: str
+    output_rule: str
+    user_level: bool
+    seed: int | None
+    data_dir: Path | None
+    folder: Path
+
+
+def run_request(request: Request, *, quiet: bool) -> dict:
+    """Checks everything that can be checked without data, loads, trains."""
+    algorithm = find(request.algorithm)
+    settings = schedule(algorithm, **request.schedule)
+    sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
+    records, classes, features, held_out = _load(request)
+    budgets = _budgets(request, records)
+    scale = request.scale
+    if scale not in ("private", "none"):
+        records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
+    if request.data:
+        scale = "none"
+    order = Order(
+        algorithm=algorithm, settings=settings, step=request.step, clip=request.clip, sampling=sampling, model=request.model,
+        prox=request.prox, budgets=budgets, classes=classes, scale=scale, output_rule=request.output_rule, rule=request.rule,
+        participation=participation_by_name(request.participation, len(records), request.seed or 0), anchor_share=request.anchor_share,
+        seed=request.seed,
+    )  # fmt: skip
+    total = request.schedule["rounds"]
+    with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
+        task = bar.add_task("rounds", total=total)
+
+        def progress(iterates: Iterator[Tensor]) -> Iterator[Tensor]:
+            for w in iterates:
+                bar.advance(task)
+                yield w
+
+        return train(order, records, request.folder, progress, held_out=held_out)
+
+
+def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    if bool(request.data) == bool(request.silos):
+        raise BadInput("give either --data NAME or one --silo FILE for each silo")
+    if request.data:
+        if request.data not in DATASETS:
+            raise BadInput(f"data set {request.data!r} is unknown; choose one of {', '.join(DATASETS)}")
+        split = DATASETS[request.data].load(request.seed or 0, request.data_dir)
+        return split.train, split.classes, (), (split.test_x, split.test_y)
+    declared = None if request.classes is None else () if request.classes == "number" else tuple(request.classes.split(","))
+    loaded = load_silos(request.silos, request.label, classes=declared)
+    classes = 2 if declared is None else len(declared)
+    return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
+
+
+def _budgets(request: Request, records: Records) -> list[Budget]:
+    epsilon = _by_silo("epsilon", request.epsilon, records.names)
+    delta = _by_silo("delta", request.delta, records.names)
+    budgets = []
+    for name, n in zip(records.names, records.counts, strict=True):
+        if epsilon[name] is None:
+            raise BadInput(f"silo {name} has no epsilon; give --epsilon NUMBER for all silos or --epsilon {name}=NUMBER")
+        budget = Budget(epsilon[name], 1.0 / max(n, 2) ** 2 if delta[name] is None else delta[name])
+        budgets.append(record_budget_for_user(budget, n) if request.user_level else budget)
+    return budgets
+
+
+def _by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict:
+    values: dict = dict.fromkeys(names)
+    for word in sorted(words, key=lambda w: "=" in w):
+        name, equals, number = word.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise BadInput(f"{field} {word!r} is not a number; use --{field} 2.0 or --{field} NAME=2.0") from None
+        if equals and name not in values:
+            raise BadInput(f"{field} names silo {name!r}, but the silos are {', '.join(names)}")
+        for silo in [name] if equals else names:
+            values[silo] = value
+    return values
+
+
+def _ranges(path: Path, features: Sequence[str]) -> Tensor:
+    """Public ranges, (features, 2): a TOML or JSON table of feature = [low, high]."""
+    try:
+        text = path.read_text()
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
+        ) from None
+    missing = [f for f in features if f not in table]
+    if missing:
+        raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")
+    pairs = [table[f] for f in features]
+    for feature, pair in zip(features, pairs, strict=True):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and pair[0] < pair[1]):
+            raise BadInput(f"the range of {feature} in {path} is {pair!r}; it must be [low, high] with low < high")
+    return torch.tensor(pairs, dtype=torch.float64)
+
+
+def _with_ranges(records: Records, ranges: Tensor) -> Records:
+    low, high = ranges[:, 0], ranges[:, 1]
+    x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
+    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names)

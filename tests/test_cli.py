@@ -72,9 +72,7 @@ def test_plan_in_paper_mode_says_what_is_really_spent(silodp):
 
 
 def test_plan_prints_tables_and_theory_for_people(silodp):
-    code, out, _ = silodp(
-        "plan", "--records", 500, "--records", 2000, "--lipschitz", 1, "--smoothness", 1, "--gap", 1, "--dimension", 10
-    )
+    code, out, _ = silodp("plan", "--records", 500, "--records", 2000, "--lipschitz", 1, "--smoothness", 1, "--gap", 1, "--dimension", 10)
     assert code == 0
     assert "500 records" in out
     assert "2000 records" in out

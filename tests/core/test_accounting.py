@@ -19,9 +19,7 @@ from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Withou
 ANY_N = np.asarray(1200)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "golden"), [(0.75, 79.70), (1, 60.96), (1.5, 41.86), (3, 22.21), (6, 12.00), (12, 6.66), (18, 4.80)]
-)
+@pytest.mark.parametrize(("epsilon", "golden"), [(0.75, 79.70), (1, 60.96), (1.5, 41.86), (3, 22.21), (6, 12.00), (12, 6.66), (18, 4.80)])
 def test_full_batch_noise_has_its_golden_value(epsilon, golden):
     """std x n / clip for 50 full-batch rounds, n = 1234, delta = 1/n^2, replace-one."""
     mu = gdp_mu(Budget(epsilon, 1234**-2))

@@ -98,5 +98,8 @@ def test_the_best_setting_is_chosen_by_mean_training_loss():
 
 
 def test_improvement_is_the_mean_relative_reduction():
-    rows = [{"curve": c, "epsilon": e, "test_error": v} for c, e, v in (("spider", 1, 0.1), ("mb-sgd", 1, 0.2), ("spider", 2, 0.3), ("mb-sgd", 2, 0.3))]
+    rows = [
+        {"curve": c, "epsilon": e, "test_error": v}
+        for c, e, v in (("spider", 1, 0.1), ("mb-sgd", 1, 0.2), ("spider", 2, 0.3), ("mb-sgd", 2, 0.3))
+    ]
     assert improvement(rows, "mb-sgd") == pytest.approx(25.0)

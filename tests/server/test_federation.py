@@ -84,7 +84,7 @@ def test_a_cohort_keeps_its_silos_while_the_federation_goes_on():
 
 
 def test_everyone_takes_part_in_every_round_and_is_charged_for_it():
-    assert Everyone(4).draw() == Everyone(4).planned() == (0, 1, 2, 3)
+    assert Everyone(4).draw() == Everyone(4).rehearsal().draw() == (0, 1, 2, 3)
 
 
 def assert_alike(hits, rounds, rate):
@@ -113,7 +113,7 @@ def test_random_m_is_uniform_between_its_ends():
 
 
 def test_a_dry_run_charges_everyone_where_availability_is_unknown():
-    assert Uniform(7, 3, seed=0).planned() == Uniform(7, 3, seed=0, least=1).planned() == tuple(range(7))
+    assert Uniform(7, 3, seed=0).rehearsal().draw() == Uniform(7, 3, seed=0, least=1).rehearsal().draw() == tuple(range(7))
 
 
 def test_seeds_make_participation_repeatable_and_different_ones_differ():
@@ -148,7 +148,10 @@ def test_each_balanced_silo_is_as_likely_as_any_other():
 
 def test_a_balanced_order_is_planned_as_it_is_drawn():
     who = Balanced(8, 3, seed=5)
-    assert [who.planned() for _ in range(20)] == [who.draw() for _ in range(20)]
+    drawn = [who.draw() for _ in range(20)]
+    for _ in range(2):
+        plan = who.rehearsal()
+        assert [plan.draw() for _ in range(20)] == drawn, "a dry run starts at the first round, however often and whenever it is made"
 
 
 @pytest.mark.parametrize("answering", [0, -1, 8])

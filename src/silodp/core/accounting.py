@@ -284,7 +284,7 @@ def _renyi(sampling: Sampling, noise_multiplier: float, order: float, n: int) ->
             event = _dp_event().SampledWithoutReplacementDpEvent(n, batch, _dp_event().GaussianDpEvent(bounded))
             accountant = library.RdpAccountant([order], library.NeighborRel.REPLACE_ONE)
             accountant.compose(event)
-            return float(accountant.rdp[0])
+            return min(float(accountant.rdp[0]), order / (2 * noise_multiplier**2))  # sampling never costs more than none
     return order / (2 * noise_multiplier**2)
 
 

@@ -26,6 +26,13 @@ from silodp.core.query import Number
 CHUNK = 2**25
 """Bytes that the temporaries of one chunk of runs take on a CPU: less is all overhead, more falls out of the cache."""
 
+LIMITS = {torch.float32: (1e15, 1e-19), torch.float64: (1e100, 1e-40)}
+"""The longest layer input or output gradient, and the smallest clip, that are told from infinite and 0: beyond, products would underflow."""
+
+# glibc hands freed blocks back to the system, and each call would fault its temporaries in again (1,600 pages for 25 silos of 300 records,
+# half of the time), until a block of nearly 32 MiB has once been freed: from then on it keeps them. The block is never touched.
+torch.empty(2**25 - 2**13, dtype=torch.uint8)
+
 
 def clipped_sum(
     problem: Problem, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, clip: Number, *, reference: Tensor | None = None, memory: int = 2**28
@@ -37,8 +44,8 @@ def clipped_sum(
     0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
 
     Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and exactly zero where its gradient is zero
-    or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. In float32 a layer's input or
-    output gradient longer than 1e15 counts as not finite, and a clip below 1e-19 as 0: past these, factors round to anything.
+    or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as
+    not finite, or 0.
     """
     points = [w] if reference is None else [w, reference]
     _refuse_unusable(points, x, y, weight, clip)
@@ -180,16 +187,15 @@ def _record_gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tens
 
 def _scale(norm: Tensor, factors: list[Tensor], weight: Tensor, limit: Tensor) -> tuple[Tensor, Tensor | None]:
     """weight * min(1, limit / norm), (S, J, n), 0 for unsound records; and which are sound, or None when all are."""
-    kind = torch.finfo(weight.dtype)
-    huge, floor = kind.max**0.8, kind.tiny**0.5
+    tiny, (longest, floor) = torch.finfo(weight.dtype).tiny, LIMITS[weight.dtype]
     ceiling = limit.clamp(floor, 1e300)
     scale = torch.where(limit >= floor, ceiling, 0) / torch.maximum(norm, ceiling)
     worst = torch.stack([f.amax() for f in factors]).amax()
-    if bool((worst < huge) & (norm.amax() * kind.tiny < ceiling.min())):
+    if bool((worst < longest**2) & (norm.amax() * tiny < ceiling.min())):
         return scale.to(weight.dtype).mul_(weight), None
-    sound = norm * kind.tiny < ceiling
+    sound = norm * tiny < ceiling
     for factor in factors:
-        sound &= factor < huge
+        sound &= factor < longest**2
     return torch.where(sound, scale, 0).to(weight.dtype).mul_(weight), sound
 
 
@@ -212,6 +218,8 @@ def _chunks(runs: int, silos: int, records: int, size: int, chunk: int, memory: 
 
 def _refuse_unusable(points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number) -> None:
     w, (runs, silos, records) = points[0], (points[0].shape[0], *x.shape[:2])
+    if w.dtype not in LIMITS:
+        raise BadInput(f"w is {w.dtype}; use float32 or float64")
     if w.dim() not in (2, 3) or w.shape[1:-1] not in ((), (silos,)):
         raise BadInput(f"w has shape {tuple(w.shape)}; use (runs, parameters), or (runs, {silos} silos, parameters)")
     if points[-1].shape != w.shape:

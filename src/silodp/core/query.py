@@ -101,8 +101,12 @@ class Moments:
         return 1, 2 * len(self.low)
 
     @property
+    def features(self) -> int:
+        return len(self.low)
+
+    @property
     def norm(self) -> float:
-        return math.sqrt(2 * len(self.low))
+        return math.sqrt(2 * self.features)
 
 
 Statistic = Grad | GradDiff | LocalSteps | Histogram | Moments

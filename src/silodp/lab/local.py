@@ -106,7 +106,7 @@ def train(
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
 
     def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
-        gate = Gate(Simulated(problem, records, [(seed, stage)]), ledger, dim=problem.dim, counts=records.counts)
+        gate = Gate(Simulated(problem, records, [(seed, stage + 1)]), ledger, dim=problem.dim, counts=records.counts)
         channel = Transcript(InProcess(gate))
         return Federation(channel, order.participation() if stage else Everyone(len(records))), channel
 

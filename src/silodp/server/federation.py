@@ -38,9 +38,9 @@ class Everyone:
     def draw(self) -> tuple[int, ...]:
         return tuple(range(self.silos))
 
-    def planned(self) -> tuple[int, ...]:
-        """Whom a dry run charges for this round."""
-        return self.draw()
+    def rehearsal(self) -> Everyone:
+        """Who is charged in a dry run, from the first round on."""
+        return self
 
 
 class Uniform(Everyone):
@@ -60,8 +60,8 @@ class Uniform(Everyone):
         size = int(self._random.integers(self.least, self.answering + 1))
         return tuple(sorted(self._random.choice(self.silos, size, replace=False).tolist()))
 
-    def planned(self) -> tuple[int, ...]:
-        return tuple(range(self.silos))
+    def rehearsal(self) -> Everyone:
+        return Everyone(self.silos)
 
 
 class Balanced(Everyone):
@@ -75,7 +75,7 @@ class Balanced(Everyone):
             raise BadInput(f"{answering} of {silos} silos cannot take part; choose between 1 and {silos}")
         super().__init__(silos)
         self.answering, self.seed = answering, seed
-        self._draws, self._plans = self._order(), self._order()
+        self._draws = self._order()
 
     def _order(self) -> Iterator[tuple[int, ...]]:
         """Deals silos from a shuffled pack; the next pack is shuffled so that nobody is dealt twice in one round."""
@@ -92,8 +92,8 @@ class Balanced(Everyone):
     def draw(self) -> tuple[int, ...]:
         return next(self._draws)
 
-    def planned(self) -> tuple[int, ...]:
-        return next(self._plans)
+    def rehearsal(self) -> Balanced:
+        return Balanced(self.silos, self.answering, seed=self.seed)
 
     def most(self, rounds: int) -> int:
         return math.ceil(rounds * self.answering / self.silos)

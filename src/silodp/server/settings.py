@@ -49,8 +49,8 @@ def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterat
 def default_shares(algorithm: Algorithm, settings: dict, anchor: float | None = None) -> dict[str, float] | None:
     """How the budget is split between anchors and differences: the share given, or one that suits the length of a phase.
 
-    The default minimises the mean noise variance of the carried estimate over a phase of q rounds if differences are clipped at a quarter of the
-    anchor's clip on average (at twice the clip in the plain form): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
+    The default minimises the mean noise variance of the carried estimate over the rounds between two anchors if differences are clipped at a quarter
+    of the anchor's clip on average (at twice the clip in the plain form): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
     """
     if len(algorithm.kinds) == 1:
         return None

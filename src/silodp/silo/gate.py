@@ -37,6 +37,8 @@ class Ledger(Protocol):
 class Answerer(Protocol):
     """Computes a private answer from records; holds the records, the noise and nothing else."""
 
+    @property
+    def features(self) -> int: ...
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor: ...
 
 
@@ -53,6 +55,8 @@ class Gate:
         if len(set(silos)) != len(silos):
             raise Refused("shape")  # a silo named twice would answer twice for one price
         check(query, self._dim, [self._counts[s] for s in silos], runs=self._runs, silos=len(self._counts))
+        if isinstance(query.statistic, Histogram | Moments) and query.statistic.features != self._answerer.features:
+            raise Refused("shape")  # the norm of a record's vector follows from the silo's own number of features
         event = query.event()
         self.ledger.charge(event, silos)
         return Release(self._answerer.answer(query, silos), tuple(silos), event)

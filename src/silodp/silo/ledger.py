@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from silodp.core.accounting import Budget, Rule, budget_array
-from silodp.core.errors import Refused
+from silodp.core.errors import BadInput, Refused
 from silodp.core.query import Event
 
 
@@ -25,7 +25,10 @@ class MemoryLedger:
 
     def charge(self, event: Event, silos: Sequence[int]) -> None:
         """Adds the event's price to the answering silos, or raises Refused("budget") and charges nobody."""
-        key, price = self.rule.price(event, self.counts)
+        try:
+            key, price = self.rule.price(event, self.counts)
+        except BadInput:
+            raise Refused("rule") from None
         price = np.broadcast_to(price, np.broadcast_shapes(np.shape(price), self._capacity.shape))
         added = np.zeros(price.shape)
         added[:, silos] = price[:, silos]

@@ -6,6 +6,7 @@ and its random numbers cheap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,7 @@ class Simulated:
 
     def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int = 2**28) -> None:
         self.problem, self.records, self.memory = problem, records, memory
+        self.features = math.prod(records.x.shape[2:])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
         self._generators = [np.random.default_rng(np.random.SeedSequence(seed)) for seed in worlds]

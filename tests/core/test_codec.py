@@ -13,6 +13,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silodp.core.codec import (
+    MAX_HEADER,
+    OVERHEAD,
+    QUERY,
+    VERSION,
+    Answer,
+    Envelope,
+    Refusal,
+    _seal,
+    decode_query,
+    decode_reply,
+    encode_query,
+    encode_reply,
+)
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import (
     DisjointBatches,
@@ -27,20 +41,6 @@ from silodp.core.query import (
     Poisson,
     Query,
     WithoutReplacement,
-)
-from silodp.core.codec import (
-    MAX_HEADER,
-    OVERHEAD,
-    QUERY,
-    VERSION,
-    Answer,
-    Envelope,
-    Refusal,
-    _seal,
-    decode_query,
-    decode_reply,
-    encode_query,
-    encode_reply,
 )
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

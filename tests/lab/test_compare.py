@@ -32,7 +32,7 @@ def tiny(monkeypatch):
 def test_a_study_ends_with_a_row_for_each_curve_and_epsilon(tiny, tmp_path):
     rows = compare(TINY, tmp_path / "run", quiet=True)
     assert {(r["curve"], r["epsilon"]) for r in rows} == {
-        (c, e) for c in ("spider", "mb-sgd", "mb-sgd-paper") for e in (1.0, 6.0)
+        (c, e) for c in ("spider", "spider-diff", "mb-sgd", "mb-sgd-paper") for e in (1.0, 6.0)
     } | {("mb-sgd-open", None)}  # fmt: skip
     for r in rows:
         if r["curve"] in ("spider", "mb-sgd"):
@@ -84,8 +84,8 @@ def test_results_do_not_depend_on_what_else_is_in_the_batch(tiny):
     split = lab.DATASETS["wbcd"].load(0, None)
     problem = lab.problem_for(TINY, 30, 2)
     small = Arm("spider", "spider", {"rounds": 4, "phase": 2}, {"step": (1.0,), "clip": (1.0,), "slope": (1.0,)})
-    alone = list(sweep.run_arm(small, problem, split, 0, (6.0,)))[0]
-    among = [r for r in sweep.run_arm(tiny[0], problem, split, 0, (1.0, 6.0)) if r["step"] == 1.0 and r["epsilon"] == 6.0][0]
+    alone = next(iter(sweep.run_arm(small, problem, split, 0, (6.0,))))
+    among = next(r for r in sweep.run_arm(tiny[0], problem, split, 0, (1.0, 6.0)) if r["step"] == 1.0 and r["epsilon"] == 6.0)
     assert among["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
 
 

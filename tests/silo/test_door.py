@@ -14,7 +14,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
+from silodp.core import codec
 from silodp.core.accounting import GDP, Budget, Renyi
+from silodp.core.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
 from silodp.core.errors import BadInput
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
@@ -26,8 +28,6 @@ from silodp.silo.door import Door, definition_hash
 from silodp.silo.durable import DurableLedger, Identity
 from silodp.silo.policy import SAMPLINGS, STATISTICS, Policy
 from silodp.silo.records import Records
-from silodp.core import codec
-from silodp.core.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
 
 SERVER, SILO, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3))
 SILO_KEY = SILO.public_key().public_bytes_raw().hex()

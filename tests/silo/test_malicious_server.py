@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, asked, reply, silo, table
 
 from silodp.core.accounting import Renyi
+from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query
 from silodp.core.query import WithoutReplacement as Without
 from silodp.silo.door import Door
 from silodp.silo.policy import CODES
-from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
 
 FRAMES = int(os.environ.get("SILODP_LONG", "5000"))
 TINY, HUGE = 5e-324, 1.7e308

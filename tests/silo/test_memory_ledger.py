@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.core.accounting import GDP, Budget, Committed, Renyi, gdp_epsilon, gdp_mu
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import Refused
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, WithoutReplacement
 from silodp.silo.ledger import MemoryLedger
 

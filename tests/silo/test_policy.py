@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import silodp
+from silodp.core.codec import Envelope
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, LocalSteps, Poisson, Query, WithoutReplacement
 from silodp.silo.policy import CODES, Policy
-from silodp.core.codec import Envelope
 
 MODEL, ASKER = "ab" * 32, "cd" * 32
 TOML = f"""

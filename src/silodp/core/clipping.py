@@ -23,7 +23,7 @@ from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 from silodp.core.query import Number
 
-CHUNK = 2**25
+CHUNK = 2**26
 """Bytes that the temporaries of one chunk of runs take on a CPU: less is all overhead, more falls out of the cache."""
 
 LIMITS = {torch.float32: (1e15, 1e-19), torch.float64: (1e100, 1e-40)}

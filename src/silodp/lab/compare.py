@@ -25,7 +25,8 @@ CLIPS = (0.1, 1.0, 5.0, 10.0)
 NOTE = "Tuning (by training loss, as in the paper) and standardisation of the features look at the data and are not charged to the budget."
 
 CURVES = {
-    "spider": "SPIDER, exact accounting, difference clipping",
+    "spider": "SPIDER, exact accounting (phase tuned, 1 is MB-SGD)",
+    "spider-diff": "SPIDER, exact accounting, difference clipping (phase > 1)",
     "mb-sgd": "MB-SGD, exact accounting",
     "local-sgd": "Local SGD, exact accounting",
     "spider-paper": "SPIDER, the paper's noise (phase > 1)",
@@ -112,7 +113,7 @@ def summarise(store: Store, study: Study) -> list[dict]:
     rows = []
     for curve in CURVES:
         for epsilon in (math.inf,) if curve.endswith("-open") else study.epsilons:
-            runs = [r for r in store.runs() if r["curve"] == curve and float(r["epsilon"]) == epsilon]
+            runs = [r for r in store.runs() if _belongs(r, curve) and float(r["epsilon"]) == epsilon]
             if not runs:
                 continue
             chosen = best_settings(runs)
@@ -128,6 +129,11 @@ def summarise(store: Store, study: Study) -> list[dict]:
                 }
             )
     return rows
+
+
+def _belongs(row: dict[str, str], curve: str) -> bool:
+    """Whether a run counts for a curve: "spider-diff" is "spider" without the runs whose phase of 1 makes them MB-SGD."""
+    return row["curve"] == "spider" and int(row["phase"]) > 1 if curve == "spider-diff" else row["curve"] == curve
 
 
 def improvement(rows: Sequence[dict], over: str, of: str = "spider") -> float:

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from silodp.lab.compare import CURVES
 
 STYLE = {
-    "spider": ("#0b5fa5", "-", "o"), "mb-sgd": ("#d1495b", "-", "s"), "local-sgd": ("#2e8b57", "-", "^"),
+    "spider": ("#0b5fa5", "-", "o"), "spider-diff": ("#7fb2dd", "-", "D"), "mb-sgd": ("#d1495b", "-", "s"), "local-sgd": ("#2e8b57", "-", "^"),
     "spider-paper": ("#0b5fa5", ":", "o"), "mb-sgd-paper": ("#d1495b", ":", "s"), "local-sgd-paper": ("#2e8b57", ":", "^"),
     "mb-sgd-open": ("#d1495b", "--", ""), "local-sgd-open": ("#2e8b57", "--", ""),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Refusal, decode_query, encode_reply
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.silo.durable import DurableLedger
@@ -26,7 +27,6 @@ from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
 from silodp.silo.policy import CODES, Policy
 from silodp.silo.records import Records
-from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Refusal, decode_query, encode_reply
 
 
 def definition_hash(problem: Problem) -> str:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from silodp.core.codec import Answer, decode_query, decode_reply, encode_reply
 from silodp.core.errors import Refused
 from silodp.core.query import Event, FullBatch, Gaussian, GradDiff, Query, Release, Sampling, WithoutReplacement
 from silodp.server.plan import Plan, calibrate
@@ -30,7 +31,6 @@ from silodp.silo.exact import Exact, lattice_step
 from silodp.silo.gate import Gate
 from silodp.silo.ledger import MemoryLedger
 from silodp.silo.simulated import Simulated
-from silodp.core.codec import Answer, decode_query, decode_reply, encode_reply
 
 # --- clipping ---------------------------------------------------------------------------------------------------------------------
 

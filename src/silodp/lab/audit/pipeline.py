@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from silodp.core.accounting import GDP, Budget
+from silodp.core.codec import Answer, Envelope, decode_reply, encode_query
 from silodp.core.losses import squared_error
 from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Grad, Query
@@ -29,7 +30,6 @@ from silodp.silo.ledger import MemoryLedger
 from silodp.silo.policy import Policy
 from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
-from silodp.core.codec import Answer, Envelope, decode_reply, encode_query
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from silodp.core.accounting import gdp_mu
+from silodp.core.codec import OVERHEAD, Answer, decode_reply
 from silodp.core.errors import BadInput
 from silodp.core.query import Query
 from silodp.lab.audit.pipeline import BUDGET, DIM, Pipeline, Silo, question
 from silodp.lab.audit.probes import Caught, Probe
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import lattice_step
-from silodp.core.codec import OVERHEAD, Answer, decode_reply
 
 
 def durable_charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:

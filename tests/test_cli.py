@@ -213,3 +213,33 @@ def test_import_is_light():
     """`import silodp` stays under two seconds on any machine because it does not load torch."""
     code = "import silodp, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_training_without_noise_is_refused(silodp):
+    refused(silodp("train", "--data", "wbcd", "--epsilon", "inf"), "inf")
+    refused(silodp("plan", "--epsilon", "inf"), "inf")
+
+
+def test_a_small_epsilon_trains_on_poisson_batches(silodp):
+    words = (
+        "train",
+        "--data",
+        "digits",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        4,
+        "--epsilon",
+        0.05,
+        "--sampling",
+        "poisson:0.1",
+        "--out",
+        "run",
+    )
+    assert silodp(*words)[0] == 0
+
+
+def test_conversions_that_need_gaussian_releases_are_left_out_for_sampled_batches(silodp):
+    words = ("plan", "--algorithm", "mb-sgd", "--records", 100, "--rounds", 4, "--json")
+    assert json.loads(silodp(*words)[1])["converted"]["zcdp_rho"] > 0
+    assert json.loads(silodp(*words, "--sampling", "poisson:0.1")[1])["converted"]["zcdp_rho"] is None

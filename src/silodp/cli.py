@@ -266,6 +266,8 @@ def train(
     out.print(table)
     if "test_error" in summary:
         out.print(f"Test error {summary['test_error']:.3f} on held-out records (looked at raw data: a research figure, not private).")
+    if summary["note"]:
+        out.print(summary["note"])
     out.print(f"Model: {summary['model']}")
 
 

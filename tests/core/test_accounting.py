@@ -158,7 +158,7 @@ def test_no_noise_costs_infinity_under_every_rule():
 @pytest.mark.parametrize(("n", "epsilon"), [(10, 1.0), (1000, 1.0), (50, 0.5), (50, 4.0)])
 def test_a_user_level_target_is_met_by_group_privacy_or_the_papers_hybrid(n, epsilon):
     target = Budget(epsilon, 1e-6)
-    record = acc.record_budget_for_user(target, n)
+    record = acc.record_budget_for_user(target, n, gaussian=True)
     through_group = gdp_epsilon(n * gdp_mu(record), target.delta)
     paper = acc.user_level(record, n)
     assert through_group <= epsilon * (1 + 1e-6) or (paper.epsilon <= epsilon * (1 + 1e-9) and paper.delta <= target.delta)
@@ -179,3 +179,22 @@ def test_senseless_budgets_are_refused_in_one_sentence():
     for delta in (0, 1, -0.1):
         with pytest.raises(BadInput, match="delta is"):
             Budget(1, delta)
+
+
+@pytest.mark.parametrize(("n", "rate", "target"), [(20, 0.05, Budget(4, 1e-3)), (200, 0.005, Budget(4, 1e-5))])
+def test_a_user_level_target_holds_for_poisson_batches_too(n, rate, target):
+    """Every record of the silo replaced at once, +C by -C, one Poisson release: delta integrated directly, at the noise the target asks.
+
+    Group privacy of mu would give these cases 1.7 and 4.6 times the delta that it claims."""
+    record = acc.record_budget_for_user(target, n, gaussian=False)
+    low, high = 1e-2, 1e4
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if acc.composed_epsilon(((Poisson(rate), middle, 1),), record.delta) > record.epsilon else (low, middle)
+    std = 2 * high  # in units of the clip, of the sum of the batch's records
+    size = np.arange(n + 1)
+    weight = stats.binom.pmf(size, n, rate)
+    t = np.linspace(-n - 12 * std, n + 12 * std, 200_001)
+    p, q = (np.exp(-0.5 * ((t[:, None] - sign * size) / std) ** 2) @ weight / (std * math.sqrt(2 * math.pi)) for sign in (1, -1))
+    delta = np.maximum(p - math.exp(target.epsilon) * q, 0).sum() * (t[1] - t[0])
+    assert delta <= target.delta

@@ -301,3 +301,48 @@ def test_only_the_gate_makes_a_release():
 )
 def test_the_scan_sees_a_release_made_elsewhere(source):
     assert releases_made(source)
+
+
+# --- one thing under two names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silos", [(0, 1, -1), (-1,), (False, True), (2,), (0, 1.0)], ids=str)
+def test_a_silo_has_one_name_only(silos):
+    """-1 or True would be a second name for a silo that answers, and is charged, once."""
+    diary = Diary()
+    with pytest.raises(Refused, match="shape"):
+        gate_of(diary).answer(Query(Grad(W), FINE), silos)
+    assert diary.lines == []
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [DisjointBatches(2, 0.0), DisjointBatches(2, False), DisjointBatches(2.0, 0), DisjointBatches(2, 0, 1)],  # type: ignore[arg-type]
+    ids=str,
+)
+def test_a_batch_has_one_name_only(sampling):
+    """The ledger would take 0.0 for another batch than 0, and the answerer for the same."""
+    diary = Diary()
+    with pytest.raises(Refused, match="batch"):
+        gate_of(diary).answer(Query(Grad(W), replace(FINE, sampling=sampling)), (0,))
+    assert diary.lines == []
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [Moments(torch.zeros(3, 1, 1, 3), torch.ones(3)), Moments(torch.zeros(3), torch.ones(3, 1)), Histogram(torch.zeros(2, 2), 3)],
+    ids=["deep", "column", "edges"],
+)
+def test_feature_statistics_take_plain_vectors(statistic):
+    """With more axes a mean over records would become one over silos."""
+    gate, ledger = real_gate(50.0)
+    with pytest.raises(Refused, match="shape"):
+        gate.answer(Query(statistic, FINE.clipped(10.0)), (0,))
+    assert (ledger.epsilon() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_points_of_low_precision_are_refused(dtype):
+    """A mean in bfloat16 moves by more than its sensitivity when one record is replaced."""
+    with pytest.raises(Refused, match="shape"):
+        gate_of(Diary()).answer(Query(Grad(W.to(dtype)), FINE), (0,))

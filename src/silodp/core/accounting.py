@@ -87,17 +87,18 @@ def user_level(budget: Budget, n: int) -> Budget:
     return Budget(n * budget.epsilon, min(math.exp(min(exponent, 0.0)), 1 - 1e-16))
 
 
-def record_budget_for_user(target: Budget, n: int) -> Budget:
-    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the larger mu of group privacy (mu / n) and the paper's hybrid.
+def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
+    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the paper's hybrid, or group privacy of mu where that is looser.
 
-    Group privacy of Gaussian releases is exact: n replaced records move a mean n times as far, so mu_user = n mu. The paper takes
-    eps / n and delta / (4 n), for eps <= 1. The answer carries the target's delta where group privacy wins.
+    The hybrid, eps / n with delta / (n e^((n-1) eps / n)), holds for every mechanism (the paper writes delta / (4 n), for eps <= 1).
+    Where all releases are Gaussian on full or disjoint batches, n replaced records move a mean n times as far, so mu_user = n mu and a
+    record's mu may be that of the target over n; the answer then carries the target's delta. One point (eps, delta) of a sub-sampled
+    mechanism says nothing of the kind.
     """
+    hybrid = Budget(target.epsilon / n, target.delta / (n * math.exp((n - 1) * target.epsilon / n)))
     group = gdp_mu(target) / n
-    if target.epsilon <= 1:
-        hybrid = Budget(target.epsilon / n, target.delta / (4 * n))
-        if gdp_mu(hybrid) > group:
-            return hybrid
+    if not gaussian or gdp_mu(hybrid) > group:
+        return hybrid
     return Budget(gdp_epsilon_exactly(group, target.delta), target.delta)
 
 
@@ -328,7 +329,7 @@ def _pld_event(sampling: Sampling, noise_multiplier: float):
 
 
 @functools.lru_cache(maxsize=4096)
-def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float, *, interval: float = 1e-4) -> float:
+def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float, *, interval: float = 5e-4) -> float:
     """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions (pessimistic rounding)."""
     if any(multiplier == 0 for _, multiplier, _ in releases):
         return math.inf

@@ -54,8 +54,10 @@ def clipped_sum(
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
     x = x.detach().to(w.dtype) if x.is_floating_point() else x
-    y = y.masked_fill(~weight.any(1).view(silos, records, *(1,) * (y.dim() - 2)), 0)  # a padding label must not stop the loss
-    limit = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    if not bool(weight.all()):  # padding must not stop the loss, as a label out of its range would
+        y = y.masked_fill(~weight.any(1).view(silos, records, *(1,) * (y.dim() - 2)), 0)
+    clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
 
     width = sum(layer.width for layer in layers) * 4 if layers else problem.dim * 3
     chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
@@ -63,12 +65,11 @@ def clipped_sum(
     for j, s, n in _chunks(runs, silos, records, width * len(points) * w.element_size(), chunk, memory):
         part = [p[s if p.shape[0] > 1 else slice(None), j] for p in points]
         mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
-        clips = limit[j] if len(limit) > 1 else limit
         into = out[j, s].transpose(0, 1)
         if layers:
-            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips, into)
+            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into)
         else:
-            _add_records(problem, part, x[s, n], y[s, n], mask, clips, into)
+            _add_records(problem, part, x[s, n], y[s, n], mask, clips[j], into)
     return out
 
 
@@ -90,7 +91,7 @@ def exact_records(
 
 
 def _add_ghost(
-    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, limit: Tensor, out: Tensor
+    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor
 ) -> None:
     """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
     runs = points[0].shape[1]
@@ -110,13 +111,13 @@ def _add_ghost(
     del a, outputs
 
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-    squares, sizes, factors = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
+    squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
     if len(points) == 1:
         norm = _total(squares).sqrt_()
     else:  # terms may cancel; what their rounding leaves, a few ulps of their size, is contributed all the same
         size = _total(sizes)
         norm = torch.add(_total(squares), size, alpha=1e-13).clamp_(min=0).sqrt_().add_(size.sqrt(), alpha=8 * torch.finfo(x.dtype).eps)
-    scale, sound = _scale(norm, [f for fs in factors for f in fs], weight, limit)
+    scale, sound = _scale(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
         terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
     views = problem.split(out)
@@ -154,10 +155,10 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 # --- the fallback: each record alone -----------------------------------------------------------------------------------------------
 
 
-def _add_records(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, limit: Tensor, out: Tensor) -> None:
+def _add_records(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor) -> None:
     gradients = _record_gradients(problem, points, x, y)
     norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
-    scale, sound = _scale(norm, [norm.square()], weight, limit)
+    scale, sound = _scale(norm, [norm.square()], weight, clips)
     if sound is not None:
         gradients = torch.where(sound[..., None], gradients, 0)
     out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
@@ -185,17 +186,18 @@ def _record_gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tens
 # --- shared by both ----------------------------------------------------------------------------------------------------------------
 
 
-def _scale(norm: Tensor, factors: list[Tensor], weight: Tensor, limit: Tensor) -> tuple[Tensor, Tensor | None]:
-    """weight * min(1, limit / norm), (S, J, n), 0 for unsound records; and which are sound, or None when all are."""
-    tiny, (longest, floor) = torch.finfo(weight.dtype).tiny, LIMITS[weight.dtype]
-    ceiling = limit.clamp(floor, 1e300)
-    scale = torch.where(limit >= floor, ceiling, 0) / torch.maximum(norm, ceiling)
-    worst = torch.stack([f.amax() for f in factors]).amax()
-    if bool((worst < longest**2) & (norm.amax() * tiny < ceiling.min())):
+def _scale(norm: Tensor, lengths: list[Tensor], weight: Tensor, clips: Tensor) -> tuple[Tensor, Tensor | None]:
+    """weight * min(1, clips / norm), (S, J, n), 0 for unsound records; and which are sound, or None when all are.
+
+    Unsound is a record whose norm, or one of whose squared `lengths`, is not finite or beyond LIMITS; and each where the clip is 0.
+    """
+    tiny, (longest, smallest) = torch.finfo(weight.dtype).tiny, LIMITS[weight.dtype]
+    scale = clips / torch.maximum(norm, clips.clamp(min=smallest))
+    if bool(scale.amin() >= tiny) and all(bool(length.amax() < longest**2) for length in lengths):
         return scale.to(weight.dtype).mul_(weight), None
-    sound = norm * tiny < ceiling
-    for factor in factors:
-        sound &= factor < longest**2
+    sound = scale >= tiny
+    for length in lengths:
+        sound &= length < longest**2
     return torch.where(sound, scale, 0).to(weight.dtype).mul_(weight), sound
 
 

@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     forward: Callable[[Parameters, Tensor], Tensor]
     """The layer's outputs (S, J, h, n) for inputs (S, J or 1, f, n)."""
     squares: Callable[[Parameters, list[Term]], tuple[Tensor, Tensor, list[Tensor]]]
-    """In float64, (S, J, n): squared norm of the sum of the terms, sum of their squared norms, and the squared norms of all factors."""
+    """In float64, (S, J or 1, n): squared norm of the sum of the terms, sum of their squared norms, squared norms of the inputs a."""
     contract: Callable[[Parameters, list[Term]], dict[str, Tensor]]
     """The sum over records of the terms, (S, J, *shape), by parameter name."""
 
@@ -64,11 +64,11 @@ def _linear_squares(p: Parameters, terms: list[Term]) -> tuple[Tensor, Tensor, l
     if len(terms) == 1:
         aa, ee = (_square(u) for u in terms[0])
         square = ee * (aa + 1 if "bias" in p else aa)
-        return square, square, [aa, ee]
+        return square, square, [aa]
     (a, e), (b, f) = terms
     (aa, bb, ab), (ee, ff, ef) = _products(a, b), _products(e, f)
     size = (ee * (aa + 1 if "bias" in p else aa)).addcmul_(bb, ff)
-    return torch.addcmul(size, ab, ef, value=2), size, [aa, ee, bb, ff]
+    return torch.addcmul(size, ab, ef, value=2), size, [aa, bb]
 
 
 def _linear_contract(p: Parameters, terms: list[Term]) -> dict[str, Tensor]:

@@ -94,6 +94,7 @@ def train(
     folder: Path,
     progress: Callable[[Iterator[Tensor]], Iterator[Tensor]] = iter,
     held_out: tuple[Tensor, Tensor] | None = None,
+    note: str = "",
 ) -> dict:
     """Calibrates, trains, writes model.safetensors, transcript and spend, and returns the summary that --json prints."""
     make_folder(folder)
@@ -123,7 +124,7 @@ def train(
     w = output(progress(run(fed, problem, problem.initial([coin]), **mechanisms)), order.output_rule, seed=coin)
     if not bool(torch.isfinite(w).all()):
         raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
-    summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, [t for t in (first, channel) if t])
+    summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, [t for t in (first, channel) if t], note)
     if held_out is not None and order.classes:
         summary["test_error"] = float(error_rate(problem, w, held_out[0].flatten(1), held_out[1]))
     return summary
@@ -163,7 +164,7 @@ def plan_order(order: Order, counts: tuple[int, ...], features: int) -> Plan:
     return calibrate(both, mechanisms, order.budgets, counts, order.participation(), shares=shares, rule=order.rule)
 
 
-def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcripts) -> dict:
+def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcripts, note) -> dict:
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
     save_file(
         parameters | {"scaling.mean": mean.float(), "scaling.scale": scale.float()},
@@ -184,6 +185,7 @@ def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcri
             for name, b, s in zip(names, order.budgets, spent, strict=True)
         ],
         "model": str(folder / "model.safetensors"),
+        "note": note,
     }
     (folder / "spent.json").write_text(json.dumps(summary, indent=1) + "\n")
     noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")

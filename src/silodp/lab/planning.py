@@ -11,7 +11,7 @@ import torch
 from silodp.core import theory
 from silodp.core.accounting import Budget, gdp_mu, record_budget_for_user, user_level
 from silodp.core.errors import BadInput
-from silodp.core.query import Gaussian
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
@@ -44,7 +44,11 @@ def planned(wish: Wish) -> dict:
     if any(n < 1 for n in wish.records):
         raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
     targets = [Budget(wish.epsilon, wish.delta if wish.delta is not None else _default_delta(n)) for n in wish.records]
-    budgets = [record_budget_for_user(b, n) for b, n in zip(targets, wish.records, strict=True)] if wish.user_level else targets
+    finite(wish.epsilon)
+    gaussian = isinstance(sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"]), FullBatch | DisjointBatches)
+    budgets = targets
+    if wish.user_level:
+        budgets = [record_budget_for_user(b, n, gaussian=gaussian) for b, n in zip(targets, wish.records, strict=True)]
     plan = _plan(wish, algorithm, settings, budgets)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
     silos = [
@@ -62,7 +66,7 @@ def planned(wish: Wish) -> dict:
     if wish.user_level:
         answer["user_level"] = {"epsilon": wish.epsilon, "delta": targets[0].delta}
     elif math.isfinite(spent[0]) and spent[0] > 0:
-        answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0])
+        answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0], gaussian)
     if wish.theory and any(v is not None for v in wish.theory.values()):
         answer["theory"] = _theory(wish, budgets[0])
     return answer
@@ -102,13 +106,21 @@ def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
     }  # fmt: skip
 
 
-def _conversions(spent: Budget, n: int) -> dict:
+def finite(epsilon: float) -> None:
+    """Only the lab's own baselines run without noise."""
+    if math.isinf(epsilon):
+        raise BadInput("epsilon is inf, which is no privacy at all; give a finite number, such as 3")
+
+
+def _conversions(spent: Budget, n: int, gaussian: bool) -> dict:
+    """What the spend implies elsewhere; mu and rho only where every release is Gaussian on full or disjoint batches."""
     whole = user_level(spent, n)
     mu = gdp_mu(spent)
     return {
-        "zcdp_rho": mu * mu / 2,
+        "zcdp_rho": mu * mu / 2 if gaussian else None,
         "central": {"epsilon": spent.epsilon, "delta": spent.delta},
-        "user_level": {"epsilon": whole.epsilon, "delta": whole.delta, "mu_by_group_privacy": n * mu},
+        "user_level": {"epsilon": whole.epsilon, "delta": whole.delta} if whole.delta < 0.5 else None,
+        "user_level_mu_by_group_privacy": n * mu if gaussian else None,
     }
 
 

@@ -14,11 +14,15 @@ from torch import Tensor
 
 from silodp.core.accounting import Budget, record_budget_for_user
 from silodp.core.errors import BadInput
+from silodp.core.query import DisjointBatches, FullBatch
 from silodp.lab.local import Order, train
+from silodp.lab.planning import finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
 from silodp.silo.records import Records
+
+UNCHARGED = "The built-in data sets come standardised with statistics of the raw data, as in the paper; that is not charged to the budget."
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,13 @@ class Request:
 
 def run_request(request: Request, *, quiet: bool) -> dict:
     """Checks everything that can be checked without data, loads, trains."""
+    if request.seed is not None and request.seed < 0:
+        raise BadInput(f"seed is {request.seed}; it must be 0 or more")
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     records, classes, features, held_out = _load(request)
-    budgets = _budgets(request, records)
+    budgets = _budgets(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
     scale = request.scale
     if scale not in ("private", "none"):
         records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
@@ -76,7 +82,7 @@ def run_request(request: Request, *, quiet: bool) -> dict:
                 bar.advance(task)
                 yield w
 
-        return train(order, records, request.folder, progress, held_out=held_out)
+        return train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "")
 
 
 def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
@@ -93,15 +99,16 @@ def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor
     return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
 
 
-def _budgets(request: Request, records: Records) -> list[Budget]:
+def _budgets(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:
     epsilon = _by_silo("epsilon", request.epsilon, records.names)
     delta = _by_silo("delta", request.delta, records.names)
     budgets = []
     for name, n in zip(records.names, records.counts, strict=True):
         if epsilon[name] is None:
             raise BadInput(f"silo {name} has no epsilon; give --epsilon NUMBER for all silos or --epsilon {name}=NUMBER")
+        finite(epsilon[name])
         budget = Budget(epsilon[name], 1.0 / max(n, 2) ** 2 if delta[name] is None else delta[name])
-        budgets.append(record_budget_for_user(budget, n) if request.user_level else budget)
+        budgets.append(record_budget_for_user(budget, n, gaussian=gaussian) if request.user_level else budget)
     return budgets
 
 

@@ -213,8 +213,7 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
         def excess(log_scale: float) -> float:
             scale = math.exp(log_scale)
             events = tuple((sampling, weight * scale, count) for sampling, weight, count in profile.events)
-            # a coarser grid rounds further up, so what fits here fits the ledger's own, finer one
-            return composed_epsilon(events, budget.delta, interval=min(1e-3, budget.epsilon / 1000)) - budget.epsilon  # type: ignore[arg-type]
+            return composed_epsilon(events, budget.delta) - budget.epsilon  # type: ignore[arg-type]
 
         return _least(excess, exact), 2.0
 

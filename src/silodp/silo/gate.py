@@ -1,7 +1,7 @@
 """The gate: the one way out of a silo. It checks a query, charges for it, computes, adds noise, and makes the release.
 
-Only this file makes a Release. Refusals are functions of query and ledger alone; after the charge every record, whatever it holds,
-yields a normal release.
+Only this file makes a Release. Refusals are functions of query and ledger alone; after the charge a deployed answerer yields a normal
+release whatever a record holds.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Gate:
 
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         """Checks, charges, then looks at records. Raises Refused with a fixed code, before any record is touched."""
-        if len(set(silos)) != len(silos):
-            raise Refused("shape")  # a silo named twice would answer twice for one price
+        if any(type(s) is not int or not 0 <= s < len(self._counts) for s in silos) or len(set(silos)) != len(silos):
+            raise Refused("shape")  # a silo named twice, or by another name such as -1, would answer twice for one price
         check(query, self._dim, [self._counts[s] for s in silos], runs=self._runs, silos=len(self._counts))
         if isinstance(query.statistic, Histogram | Moments) and query.statistic.features != self._answerer.features:
             raise Refused("shape")  # the norm of a record's vector follows from the silo's own number of features
@@ -72,13 +72,22 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
     points: list[Tensor] = []
     if isinstance(statistic, Grad | GradDiff | LocalSteps):
         points = [statistic.w, statistic.reference] if isinstance(statistic, GradDiff) else [statistic.w]
-        if any(p.shape != (runs, dim) for p in points):
+        if any(p.shape != (runs, dim) or p.dtype not in (torch.float32, torch.float64) for p in points):
+            raise Refused("shape")
+    if isinstance(statistic, Histogram | Moments):
+        vectors = [statistic.edges] if isinstance(statistic, Histogram) else [statistic.low, statistic.high]
+        if any(v.ndim != 1 or v.shape != vectors[0].shape for v in vectors):
             raise Refused("shape")
     if not all(bool(torch.isfinite(p).all()) for p in points):
         raise Refused("not-finite")
     if isinstance(statistic, LocalSteps):
         step = torch.as_tensor(statistic.step)
-        if statistic.steps < 1 or step.shape not in ((), (runs, 1)) or not bool(((step > 0) & torch.isfinite(step)).all()):
+        if (
+            type(statistic.steps) is not int
+            or statistic.steps < 1
+            or step.shape not in ((), (runs, 1))
+            or not bool(((step > 0) & torch.isfinite(step)).all())
+        ):
             raise Refused("steps")
     clip, multiplier = torch.as_tensor(mechanism.clip), torch.as_tensor(mechanism.noise_multiplier)
     if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
@@ -92,8 +101,10 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
         if not bool((clip >= statistic.norm).all()):
             raise Refused("clip")
     match mechanism.sampling:
-        case DisjointBatches(batches=batches, index=index) if not 0 <= index < batches:
-            raise Refused("batch")
+        case DisjointBatches(batches=batches, index=index, partition=name):
+            # the ledger knows a batch by its name and the answerer by its value: only of these types are the two one
+            if not (type(batches) is type(index) is int and type(name) is str and 0 <= index < batches):
+                raise Refused("batch")
         case Poisson(rate) | WithoutReplacement(rate) if not (0 < rate <= 1 and math.isfinite(rate)):
             raise Refused("batch")
     if any(mechanism.sampling.batch(n) < 1 for n in counts):

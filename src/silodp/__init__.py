@@ -27,7 +27,7 @@ _HOME = {
     "simulate": "lab.simulation",
 }
 
-__all__ = sorted(_HOME)
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,11 @@ class Budget:
             raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
 
 
+def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:
+    """Where the function changes its sign between low and high, to this accuracy."""
+    return float(optimize.brentq(function, low, high, xtol=accuracy, rtol=1e-13))  # type: ignore[arg-type]
+
+
 # --- Gaussian differential privacy ----------------------------------------------------------------------------------------------
 
 
@@ -62,7 +67,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if math.isinf(mu) or mu > 1e4:
         return math.inf
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
-    return optimize.brentq(lambda e: gdp_delta(mu, e) - delta, 0.0, high, xtol=1e-12, rtol=1e-13) * (1 + 1e-12)
+    return root(lambda e: gdp_delta(mu, e) - delta, 0.0, high, 1e-12) * (1 + 1e-12)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -73,7 +78,7 @@ def gdp_mu(budget: Budget) -> float:
     high = 1.0
     while gdp_delta(high, budget.epsilon) < budget.delta:
         high *= 2
-    return optimize.brentq(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, xtol=1e-15, rtol=1e-13) * (1 - 1e-12)
+    return root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, 1e-15) * (1 - 1e-12)
 
 
 def gdp_to_zcdp(mu: float) -> float:

@@ -125,7 +125,7 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple]) -> Iterator[Resu
 
 # --- the store ------------------------------------------------------------------------------------------------------------------
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "step", "clip", "slope", "train_loss", "test_error", "spent_epsilon",
 )  # fmt: skip
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy import optimize
 from torch import Tensor
 
 from silodp.core.accounting import (
@@ -23,6 +22,7 @@ from silodp.core.accounting import (
     _renyi_conversion,
     budget_array,
     composed_epsilon,
+    root,
 )
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, WithoutReplacement
@@ -133,7 +133,8 @@ def calibrate(
     multipliers = {kind: np.zeros(array.shape) for kind in kinds}
     orders = np.full(array.shape, 2.0)
     for j, i in np.ndindex(array.shape):
-        scale, orders[j, i] = _solve(name, profiles[i], array[j, i], counts[i])
+        budget: Budget = array[j, i]  # type: ignore[assignment]
+        scale, orders[j, i] = _solve(name, profiles[i], budget, counts[i])
         for kind, weight in profiles[i].weights:
             multipliers[kind][j, i] = scale * weight
     noisy = {
@@ -252,10 +253,10 @@ def _least(excess: Callable[[float], float], guess: float) -> float:
         low -= 0.7
         if low < math.log(guess) - 30:
             return math.exp(low)
-    root = optimize.brentq(excess, low, high, xtol=1e-7)
-    while excess(root) > 0:
-        root += 1e-7
-    return math.exp(root)
+    least = root(excess, low, high, 1e-7)
+    while excess(least) > 0:
+        least += 1e-7
+    return math.exp(least)
 
 
 def _default_rule(events: Sequence[Event]) -> str:
@@ -277,6 +278,6 @@ def _rule(name: str, orders: np.ndarray, asked: Sequence[Asked], mechanisms: Map
                 multiplier = np.asarray(mechanisms[a.kind].noise_multiplier)
                 key = (a.event.sampling, multiplier.tobytes())  # kinds of equal noise are one entry: their events look the same
                 count = a.event.count * np.isin(np.arange(silos), a.silos)
-                most[key] = Event(a.event.sampling, multiplier, most[key].count + count if key in most else count)
+                most[key] = Event(a.event.sampling, torch.from_numpy(multiplier), most[key].count + count if key in most else count)
             return Committed(tuple(most.values()))
     raise BadInput(f"ledger rule {name!r} is unknown; choose gdp, renyi or committed")

@@ -210,6 +210,7 @@ class AnswersFirst(Gate):
 @dataclass(frozen=True, eq=False)
 class _Computed:
     value: Tensor
+    features: int = 0
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         return self.value

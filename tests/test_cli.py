@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -243,3 +245,23 @@ def test_conversions_that_need_gaussian_releases_are_left_out_for_sampled_batche
     words = ("plan", "--algorithm", "mb-sgd", "--records", 100, "--rounds", 4, "--json")
     assert json.loads(silodp(*words)[1])["converted"]["zcdp_rho"] > 0
     assert json.loads(silodp(*words, "--sampling", "poisson:0.1")[1])["converted"]["zcdp_rho"] is None
+
+
+def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
+    """A real process, a real SIGINT once a batch of runs is stored."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "silodp.cli", "compare", "--quick", "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    results = tmp_path / "run/results.csv"
+    deadline = time.monotonic() + 120
+    while not (results.exists() and ",done," in results.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "goes on from there" in err
+    assert "Traceback" not in err
+    assert ",done," in results.read_text()

@@ -58,9 +58,6 @@ def main() -> None:
     except Refused as refusal:
         print(f"silodp: the gate refused ({refusal.code})", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
 
 
 def positive(name: str, value: float) -> float:
@@ -97,7 +94,11 @@ def compare(
     epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else lab.EPSILONS))
     study = lab.Study(data, rounds, 2 if quick else trials, epsilons, hidden, full)
     folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *(["full"] if full else ["quick"] if quick else [])])
-    rows = lab.compare(study, folder, data_dir=data_dir, quiet=as_json)
+    try:
+        rows = lab.compare(study, folder, data_dir=data_dir, quiet=as_json)
+    except KeyboardInterrupt:
+        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
     draw_comparison(rows, folder, title=f"{data}, R = {rounds}, {study.trials} random splits")
     gains = {
         of: {over: lab.improvement(rows, over, of) for over in ("mb-sgd", "local-sgd", "spider-paper")} for of in ("spider", "spider-diff")

@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from silodp.lab.compare import CURVES
 
@@ -54,6 +55,9 @@ def draw_rates(fits: Sequence[dict], folder: Path) -> None:
                 fit["x"], line, color=color, linewidth=1, label=f"{fit['algorithm']}: slope {fit['slope']:+.2f} (theory {fit['theory']:+d})"
             )
         ax.set(xscale="log", yscale="log", xlabel=against, ylabel="excess risk")
+        ticks = next(f["x"] for f in fits if f["against"] == against)
+        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.grid(alpha=0.25, which="both")
         ax.legend(fontsize=8)
     _save(figure, folder / "rates")

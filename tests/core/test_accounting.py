@@ -198,3 +198,8 @@ def test_a_user_level_target_holds_for_poisson_batches_too(n, rate, target):
     p, q = (np.exp(-0.5 * ((t[:, None] - sign * size) / std) ** 2) @ weight / (std * math.sqrt(2 * math.pi)) for sign in (1, -1))
     delta = np.maximum(p - math.exp(target.epsilon) * q, 0).sum() * (t[1] - t[0])
     assert delta <= target.delta
+
+
+def test_no_poisson_release_is_free_however_much_noise_it_has():
+    assert acc._renyi(Poisson(0.001), 1e5, 12.256, 100) > 0
+    assert acc._renyi(Poisson(1.0), 3.0, 8.0, 100) == 8.0 / (2 * 3.0**2), "and none costs more than without sampling"

@@ -56,6 +56,9 @@ def with_tied_activation() -> nn.Module:
 
 CHAINS = {
     "one activation twice": with_tied_activation,
+    "activations first, last and in a row": lambda: nn.Sequential(
+        nn.ReLU(), nn.Linear(FEATURES, 5), nn.ReLU(), nn.Tanh(), nn.Identity(), nn.ReLU(), nn.Linear(5, 3), nn.ReLU()
+    ),
     "no hidden layer": lambda: nn.Linear(FEATURES, 3),
     "one": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, 3)),
     "two, no bias": lambda: nn.Sequential(
@@ -294,6 +297,24 @@ def test_norms_hold_over_the_whole_range_of_float32():
                 assert norm.max() <= clip * (1 + CLIP_TOLERANCE)
 
 
+def test_a_scale_too_small_for_float32_is_not_rounded_up():
+    problem = Problem(nn.Linear(1, 1, bias=False), squared_error)
+    for size in torch.linspace(2e14, 6e14, 20):
+        norm = alone(problem, torch.ones(1, 1), size.view(1, 1, 1), torch.zeros(1, 1), 1e-14)
+        assert norm.max() <= 1e-14 * (1 + CLIP_TOLERANCE)
+
+
+def test_a_gradient_too_small_for_float32_is_not_rounded_up_times_a_huge_input():
+    problem = Problem(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)), squared_error)
+    steps = torch.arange(1.0, 20.0) * 2.0**-149  # e2 is a few of the smallest numbers of float32, Da is 2e30
+    w, reference = torch.tensor([[1e30, 0.0]]), torch.tensor([[-1e30, 0.0]])
+    for step in steps:
+        free = 2e30 * 2 * float(step)
+        for share in (0.3, 0.5, 0.7):
+            norm = alone(problem, w, torch.ones(1, 1, 1), step.view(1, 1), share * free, reference)
+            assert norm.max() <= share * free * (1 + CLIP_TOLERANCE)
+
+
 def test_a_clip_of_zero_or_nearly_gives_exactly_zero(fallback):
     problem = Problem(CHAINS["one"](), cross_entropy)
     x, y, weight = data()
@@ -329,8 +350,9 @@ def test_exact_records_are_single_gradients_in_float64():
         assert distance(torch.cat(list(exact_records(problem, w[0], x[0], y[0], reference=reference[0]))), first - second) < 1e-12
 
 
-def test_no_graph_is_kept_and_no_argument_changes():
-    problem = Problem(CHAINS["one"](), cross_entropy)
+@pytest.mark.parametrize("name", ["one", "activations first, last and in a row", "nested, in place"])
+def test_no_graph_is_kept_and_no_argument_changes(name):
+    problem = Problem(CHAINS[name](), cross_entropy)
     x, y, weight = data()
     w, reference = (p.requires_grad_() for p in points(problem, torch.float32, silos=False))
     before = [t.detach().clone() for t in (w, reference, x, y, weight)]

@@ -25,7 +25,7 @@ from silodp.silo import door as module
 from silodp.silo import exact, lattice
 from silodp.silo import policy as policies
 from silodp.silo.door import Door, definition_hash
-from silodp.silo.durable import DurableLedger, Identity
+from silodp.silo.durable import DurableLedger, Identity, Slip
 from silodp.silo.policy import SAMPLINGS, STATISTICS, Policy
 from silodp.silo.records import Records
 
@@ -284,3 +284,45 @@ def test_a_door_needs_the_approved_problem_the_ledgers_budget_and_the_ledgers_re
     with pytest.raises(BadInput, match="not the data set"):
         silo(tmp_path, data=(table()[0] + 100, table()[1]), ledger=ledger)
     assert POLICY.budget == Budget(2.0, 1e-5)
+
+
+# --- whoever holds old records -------------------------------------------------------------------------------------------------------
+
+
+def test_a_door_with_rows_that_have_moved_answers_nothing_new(tmp_path):
+    """Two doors on one ledger: batches of the new rows and of the old could share a record, which would then pay for one of them only."""
+    x, y = table()
+    old, ledger = silo(tmp_path)
+    assert code(old, asked("q1")) == "answered"
+    new, _ = silo(tmp_path, data=(x[::-1].copy(), y[::-1].copy()), ledger=ledger)
+    batch = {"sampling": DisjointBatches(2, 0)}
+    assert code(new, asked("q2", **batch)) == "answered"
+    assert code(old, asked("q3", sampling=DisjointBatches(2, 1))) == "ledger"
+    assert code(old, asked("q4")) == "ledger"
+    assert code(old, asked("q1")) == "answered", "what was stored may be had again"
+    assert code(new, asked("q5")) == "answered"
+
+
+def test_a_door_is_not_charged_by_another_number_of_records_than_it_draws_from(tmp_path):
+    """A batch of floor(n / 10) of n records has the price of that n: a door that holds more records than the ledger knows pays too little."""
+    x, y = table()
+    door, ledger = silo(tmp_path, rule=Renyi(8.0))
+    ledger.hold(x[:-1], y[:-1], registry=tmp_path / "registry")
+    assert code(door, asked("q1", sampling=WithoutReplacement(0.5))) == "ledger"
+
+
+def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_batches(tmp_path, monkeypatch):
+    """The partition is drawn anew for each generation of the records: a query that was charged in one is not computed in the next."""
+    x, y = table()
+    door, ledger = silo(tmp_path)
+    edited = x.copy()
+    edited[0, 0] += 1
+    charge = Slip.charge
+
+    def interrupted(slip, event, silos):
+        charge(slip, event, silos)
+        for features in (edited, x):
+            ledger.hold(features, y, registry=tmp_path / "registry")
+
+    monkeypatch.setattr(Slip, "charge", interrupted)
+    assert code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"

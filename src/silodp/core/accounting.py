@@ -308,8 +308,9 @@ def _renyi_poisson(rate: float, noise_multiplier: float, order: float) -> float:
     log_p = np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (2 * t - 1) / (2 * s * s))
     log_q = np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (-2 * t - 1) / (2 * s * s))
     log_base = -t * t / (2 * s * s) - math.log(s) - 0.5 * math.log(2 * math.pi)
-    log_sum = special.logsumexp(log_base + order * log_p + (1 - order) * log_q) + math.log(t[1] - t[0])
-    return max(0.0, float(log_sum)) / (order - 1) * (1 + 1e-9)
+    log_sum = special.logsumexp(log_base + order * log_p + (1 - order) * log_q) + math.log(2 * reach / (len(t) - 1))
+    # rounded up by more than the sum can have lost: no release is ever free, and none dearer than without sampling
+    return min((max(0.0, float(log_sum)) * (1 + 1e-9) + 1e-12) / (order - 1), order / (2 * noise_multiplier**2))
 
 
 def _float64(value) -> np.ndarray:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
-from silodp.core.layers import Layer, Term, chain
+from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactivate
 from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 from silodp.core.query import Number
@@ -96,20 +96,9 @@ def _add_ghost(
     """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
     runs = points[0].shape[1]
     parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
-    ruled = [(layer.rule, layer.names, {n: parameters[full] for n, full in layer.names.items()}) for layer in layers if layer.rule]
-    inputs, outputs = [], []
-    a = x.flatten(2).transpose(1, 2)[:, None]
-    with torch.enable_grad():
-        for module, rule, _, _ in layers:
-            if rule is None:
-                a = module(a)
-            else:
-                inputs.append(a.detach())
-                a = rule.forward(ruled[len(outputs)][2], a)
-                outputs.append(a if a.requires_grad else a.requires_grad_())
-        slopes = torch.autograd.grad(a, outputs, _slope(problem, a.detach(), y))
-    del a, outputs
-
+    own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
+    inputs, slopes = _flow(problem, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
+    ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
     squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
     if len(points) == 1:
@@ -128,6 +117,30 @@ def _add_ghost(
             views[names[name]].add_(total)
 
 
+def _flow(problem: Problem, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The inputs of the layers that have a rule, and the gradients of each record's loss by their outputs."""
+    inputs, kept, slopes = [], [], []
+    owned = False
+    for (module, rule, _, _), p in zip(layers, own, strict=True):
+        if rule is None:
+            a, keep = activate(module, a, owned)
+            kept.append(keep)
+        else:
+            inputs.append(a)
+            a = rule.forward(p, a)
+        owned = rule is not None
+    e = _slope(problem, a, y)
+    for (module, rule, _, _), p in zip(reversed(layers), reversed(own), strict=True):
+        if rule is None:
+            e = deactivate(module, kept.pop(), e)
+        else:
+            slopes.append(e)
+            if len(slopes) == len(inputs):
+                break
+            e = rule.backward(p, e)
+    return inputs, slopes[::-1]
+
+
 def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
     """The terms of a layer whose outputs have `runs` runs, or a second `runs` for the reference behind them."""
     if e.shape[1] == runs:
@@ -139,10 +152,10 @@ def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
 
 
 def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each record's loss by the model's outputs (S, J, k, n), alike."""
+    """The gradient of each record's loss by the model's outputs (S, J, k, n), newly made."""
     if problem.known_loss:
         return SLOPES[problem.loss](output, y)
-    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).contiguous()
+    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).clone(memory_format=torch.contiguous_format)
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:

@@ -37,7 +37,9 @@ class Rule(NamedTuple):
     width: Callable[[nn.Module], int]
     """Numbers held for a record, for the memory limit."""
     forward: Callable[[Parameters, Tensor], Tensor]
-    """The layer's outputs (S, J, h, n) for inputs (S, J or 1, f, n)."""
+    """The layer's outputs (S, J, h, n), newly made, for inputs (S, J or 1, f, n)."""
+    backward: Callable[[Parameters, Tensor], Tensor]
+    """The gradient by the inputs, newly made, from that by the outputs."""
     squares: Callable[[Parameters, list[Term]], tuple[Tensor, Tensor, list[Tensor]]]
     """In float64, (S, J or 1, n): squared norm of the sum of the terms, sum of their squared norms, squared norms of the inputs a."""
     contract: Callable[[Parameters, list[Term]], dict[str, Tensor]]
@@ -51,13 +53,19 @@ def _linear_width(layer: nn.Module) -> int:
 def _linear_forward(p: Parameters, a: Tensor) -> Tensor:
     weight, bias = p["weight"], p.get("bias")
     silos, runs, (rows, columns) = a.shape[0], weight.shape[1], weight.shape[2:]
-    if a.shape[1] == 1:  # the same input for all runs: one product with the rows of all of them
-        z = torch.bmm(weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1), a.squeeze(1))
-        if bias is not None:
-            z.add_(bias.reshape(-1, runs * rows, 1))  # before the view: in place on a view, autograd would copy the gradient
-        return z.view(silos, runs, rows, -1)
-    z = torch.matmul(weight, a)
-    return z if bias is None else z.add_(bias[..., None])
+    if a.shape[1] > 1:
+        z = torch.matmul(weight, a)
+        return z if bias is None else z.add_(bias[..., None])
+    stacked = weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1)  # the same input for all runs: one product for all
+    z = torch.bmm(stacked, a.squeeze(1)) if bias is None else torch.baddbmm(bias.reshape(-1, runs * rows, 1), stacked, a.squeeze(1))
+    return z.view(silos, runs, rows, -1)
+
+
+def _linear_backward(p: Parameters, e: Tensor) -> Tensor:
+    weight = p["weight"].transpose(2, 3)
+    if weight.shape[1] > 1:
+        return torch.matmul(weight, e)
+    return torch.bmm(weight.squeeze(1).expand(e.shape[0], -1, -1), e.squeeze(1))[:, None]
 
 
 def _linear_squares(p: Parameters, terms: list[Term]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -104,7 +112,7 @@ def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(_linear_width, _linear_forward, _linear_squares, _linear_contract),
+    nn.Linear: Rule(_linear_width, _linear_forward, _linear_backward, _linear_squares, _linear_contract),
 }
 
 ELEMENTWISE: set[type[nn.Module]] = {
@@ -112,6 +120,25 @@ ELEMENTWISE: set[type[nn.Module]] = {
     *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh),
 }
 """Modules that act on each number alone, whatever the axes. (A Dropout that drops is refused by Problem.)"""
+
+
+def activate(module: nn.Module, z: Tensor, owned: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """An element-wise module's outputs, and what its backward needs; it may overwrite z when that is `owned`."""
+    if type(module) is nn.ReLU:
+        a = z.relu_() if owned else z.relu()
+        return a, (a, a)
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        a = module(leaf)
+    return a.detach(), (leaf, a)
+
+
+def deactivate(module: nn.Module, kept: tuple[Tensor, Tensor], e: Tensor) -> Tensor:
+    """The gradient by the module's inputs from that by its outputs, which it may overwrite."""
+    z, a = kept
+    if type(module) is nn.ReLU:
+        return torch.ops.aten.threshold_backward.grad_input(e, a, 0, grad_input=e)  # autograd's own, in place
+    return torch.autograd.grad(a, z, e)[0]
 
 
 class Layer(NamedTuple):

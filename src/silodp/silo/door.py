@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -55,9 +56,9 @@ class Door:
             raise BadInput(
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
             )
-        self._exact = Exact(problem, records, partition=ledger.partition)
         self._n, self._dim = records.counts[0], problem.dim
-        ledger.check_identity(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
+        _, self._held = ledger.hold(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
+        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._charges = Charges(ledger)
         self._lock = threading.Lock()
@@ -91,7 +92,9 @@ class Door:
         query, now = envelope.query, self._clock()
         self._policy.check(envelope, asker, n=self._n, now=now)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
-        slip = self._ledger.slip(query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run)
+        slip = self._ledger.slip(
+            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, held=self._held
+        )
         if slip.answer is not None:
             return slip.answer
         self._exact.check(query)

@@ -36,7 +36,7 @@ class DurableLedger:
 
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
-        self._layout: str | None = None  # of the records that this process holds
+        self._held: int | None = None  # the generation of the records that this object was last shown
 
     @classmethod
     def create(
@@ -84,7 +84,7 @@ class DurableLedger:
                 raise BadInput(f"the ledger {file.path} cannot be written: {reason(error)}") from None
             undo.pop_all()
         ledger = cls.open(path, anchor=anchor)
-        ledger._layout = layout
+        ledger._held = 0
         return ledger
 
     @classmethod
@@ -101,12 +101,15 @@ class DurableLedger:
 
     # --- answering --------------------------------------------------------------------------------------------------------------
 
-    def slip(self, *, query_id: str, digest: bytes, kind: str, asker: str, run: str) -> Slip:
-        """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it."""
+    def slip(self, *, query_id: str, digest: bytes, kind: str, asker: str, run: str, held: int | None = None) -> Slip:
+        """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
+
+        `held`, from `hold`, names the records that will answer: once the ledger knows of later ones, the charge is refused.
+        """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        slip = Slip(self, **about, digest=digest.hex())
+        slip = Slip(self, self._held if held is None else held, **about, digest=digest.hex())
         with self._file.failing_closed():
             with self._file.transaction() as connection:
                 answer = self._file.answer(connection, slip.known())
@@ -114,7 +117,7 @@ class DurableLedger:
         slip.answer = answer
         return slip
 
-    def partition(self, name: str, batches: int) -> np.ndarray:
+    def partition(self, name: str, batches: int, *, held: int | None = None) -> np.ndarray:
         """The stored permutation of range(n) for this partition: drawn once, durable before its first use, and never drawn again.
 
         It holds for the records as they were checked; once they change, another is drawn, whose batches are charged on top of the old ones.
@@ -122,7 +125,7 @@ class DurableLedger:
         file = self._file
         with file.failing_closed():
             with file.transaction() as connection:
-                self.check_layout()
+                self.check_held(self._held if held is None else held)
                 tally, key = file.tally, file.sketch(connection).key
                 entry = tally.partitions.get((name, batches, tally.generation))
                 if entry is None:
@@ -150,9 +153,15 @@ class DurableLedger:
             file.pin()
 
     def check_identity(self, x: object, y: object, *, registry: Path | None = None) -> float:
-        """The share of these records that the ledger knows; BadInput if they are another data set's. To be called before anything is asked.
+        """`hold`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
+        known, self._held = self.hold(x, y, registry=registry)
+        return known
 
-        Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
+    def hold(self, x: object, y: object, *, registry: Path | None = None) -> tuple[float, int]:
+        """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
+
+        To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever holds
+        records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
         happened, and the new n, is public: the count of entries is in each release.
         """
         file, identity, known = self._file, Identity.of(x, y), Registry(registry)
@@ -164,18 +173,19 @@ class DurableLedger:
                 if not likeness.same:
                     raise BadInput(f"these records are not the data set of the ledger {self.path}: it knows {likeness.known:.0%} of them")
                 known.refuse_known(identity, but=name)
+                generation = file.tally.generation
                 if layout != file.tally.layout:
                     sketch = sketch.merged(identity.sketch(sketch.key))
-                    file.append(connection, "records", event={"records": identity.count, "layout": layout, "sketch": sketch.digest()})
+                    event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
+                    generation = file.append(connection, "records", event=event).sequence
                     connection.execute("UPDATE identity SET marks = ?, columns = ?", (sketch.rows, sketch.columns))
             known.keep(Registered(name, self.path, sketch))
             file.pin()
-        self._layout = layout
-        return likeness.known
+        return likeness.known, generation
 
-    def check_layout(self) -> None:
-        """Disjoint batches name records by their rows: unless these are where they were, a record might be in two batches. Refused then."""
-        if self._layout != self._file.tally.layout:
+    def check_held(self, held: int | None) -> None:
+        """Within a transaction: refuses whoever holds other records than those that the ledger was last shown."""
+        if held != self._file.tally.generation:
             raise Refused("ledger")
 
     # --- looking ----------------------------------------------------------------------------------------------------------------
@@ -238,8 +248,8 @@ class Slip:
     Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
     """
 
-    def __init__(self, ledger: DurableLedger, **about: str) -> None:
-        self._ledger, self._file, self._about = ledger, ledger._file, about
+    def __init__(self, ledger: DurableLedger, held: int | None, **about: str) -> None:
+        self._ledger, self._file, self._held, self._about = ledger, ledger._file, held, about
         self.answer: bytes | None = None
         """The bytes that may be sent: durable, and the same for every call with this id."""
 
@@ -279,8 +289,8 @@ class Slip:
 
     def _price(self, data: dict) -> tuple[str, float]:
         event = event_of(data)
-        if isinstance(event.sampling, DisjointBatches):
-            self._ledger.check_layout()
+        if self._held is not None or isinstance(event.sampling, DisjointBatches):
+            self._ledger.check_held(self._held)
         try:
             return self._file.tally.price(event)
         except Exception:  # whatever a numerical library raises: what cannot be priced is not answered

@@ -66,6 +66,8 @@ class Exact:
             case Histogram(edges=edges, features=features):
                 if features != self.features or not 1 <= len(edges) <= MAX_EDGES:
                     raise Refused("shape")
+                if not bool(torch.isfinite(edges).all()):
+                    raise Refused("not-finite")
                 _refuse_unordered(edges[:-1], edges[1:])
             case Moments(low=low, high=high):
                 if not len(low) == len(high) == self.features:
@@ -255,6 +257,7 @@ def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     A row is clipped to C less what rounding can add, gamma sqrt(d) / 2 (and 2^-30 of it for floats), divided by gamma and rounded to the
     nearest integers. A row that is zero, not finite or, against all arithmetic, above the bound becomes zero.
     """
+    rows = rows.contiguous()  # whatever one record holds, the others' squares are added in one order
     most = int(Fraction(clip / gamma) ** 2)
     room = clip / gamma * (1 - 2.0**-30) - math.sqrt(rows.shape[1]) / 2
     largest = rows.abs().amax(1, keepdim=True)

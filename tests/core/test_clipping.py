@@ -44,11 +44,6 @@ def with_frozen_layer() -> nn.Module:
     return model
 
 
-def with_tied_layer() -> nn.Module:
-    layer = nn.Linear(FEATURES, FEATURES)
-    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(FEATURES, 3))
-
-
 def with_tied_activation() -> nn.Module:
     tanh = nn.Tanh()
     return nn.Sequential(nn.Linear(FEATURES, 5), tanh, nn.Linear(5, 4), tanh, nn.Linear(4, 3))
@@ -74,7 +69,6 @@ OTHERS = {
     "subclass of Linear": lambda: Doubled(FEATURES, 3),
     "hook": with_hook,
     "frozen layer": with_frozen_layer,
-    "tied layer": with_tied_layer,
     "LayerNorm": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)),
     "BatchNorm in eval mode": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).eval(),
     "Conv1d": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)),

@@ -193,3 +193,10 @@ def test_losses_agree_with_torch():
     assert torch.allclose(squared_error(z, 2 * z), z.square().sum(-1))
     assert torch.allclose(squared_error(z[:, :1], bits), (z[:, 0] - bits) ** 2)
     assert cross_entropy(z, y + 1).isnan().tolist() == [False, False, True, True, False, False]
+
+
+def test_a_layer_used_twice_is_refused():
+    """torch leaves a module with tied weights changed after a functional call."""
+    shared = nn.Linear(3, 3)
+    with pytest.raises(BadInput, match="one tensor"):
+        Problem(nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(3, 1)), squared_error)

@@ -30,7 +30,7 @@ LIMITS = {torch.float32: (1e15, 1e-19), torch.float64: (1e100, 1e-40)}
 """The longest layer input and the smallest clip that are told from infinite and 0: beyond them a product of two factors loses digits."""
 
 # glibc hands freed blocks back to the system, and each call would fault its temporaries in again (1,600 pages for 25 silos of 300 records,
-# half of the time), until a block of nearly 32 MiB has once been freed: from then on it keeps them. The block is never touched.
+# a third of the time), until a block of nearly 32 MiB has once been freed: from then on it keeps them. The block is never touched.
 torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 

@@ -113,6 +113,11 @@ def _refuse_unusable(model: nn.Module) -> None:
         dropping |= isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
         if (dropping or isinstance(module, nn.RReLU)) and module.training:
             raise BadInput(f"{layer} is random, and a gradient difference must see the same function twice; use p=0, or model.eval()")
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if other := names.get(id(parameter)):
+            raise BadInput(f"parameters {other!r} and {name!r} are one tensor; use a layer of its own in each place")
+        names[id(parameter)] = name
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise BadInput("the model has no trainable parameters; use one with a parameter that requires_grad")

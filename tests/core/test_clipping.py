@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from silodp.core import clipping, layers
-from silodp.core.clipping import clipped_sum, exact_records
+from silodp.core.clipping import clipped_sum
 from silodp.core.errors import BadInput
 from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
@@ -329,19 +329,6 @@ def test_chunks_change_nothing(silos, memory, fallback):
     for run in (clipped_sum, fallback):
         for other in (None, reference):
             assert distance(run(*arguments, reference=other, memory=memory), run(*arguments, reference=other)) < 1e-5
-
-
-def test_exact_records_are_single_gradients_in_float64():
-    x, y, _ = data()
-    for factory in (CHAINS["one"], OTHERS["BatchNorm in eval mode"]):
-        problem = Problem(factory(), cross_entropy)
-        w, reference = points(problem, torch.float32, silos=False)
-        chunks = list(exact_records(problem, w[0], x[0], y[0], memory=6 * 8 * problem.dim))
-        assert [len(c) for c in chunks] == [2, 2, 2, 1]
-        assert chunks[0].dtype == torch.float64
-        first, second = (record_gradients(problem, p[0], x[:1], y[:1])[0] for p in (w, reference))
-        assert distance(torch.cat(chunks), first) < 1e-12
-        assert distance(torch.cat(list(exact_records(problem, w[0], x[0], y[0], reference=reference[0]))), first - second) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["one", "activations first, last and in a row", "nested, in place"])

@@ -73,20 +73,6 @@ def clipped_sum(
     return out
 
 
-def exact_records(
-    problem: Problem, w: Tensor, x: Tensor, y: Tensor, *, reference: Tensor | None = None, memory: int = 2**28
-) -> Iterator[Tensor]:
-    """The gradients (chunk, d) of single records in float64, not clipped, NaN where they are: for a gate that quantises each record.
-
-    One run, one silo: w and `reference` are (d,), x (n, *features), y (n, *target). With `reference`, the gradient differences.
-    """
-    points = [p.detach().double().view(1, 1, -1) for p in ([w] if reference is None else [w, reference])]
-    x = x.detach().double() if x.is_floating_point() else x
-    step = max(1, memory // (problem.dim * 8 * 3 * len(points)))
-    for i in range(0, len(x), step):
-        yield _record_gradients(problem, points, x[None, i : i + step], y[None, i : i + step])[0, 0]
-
-
 # --- the ghost path ----------------------------------------------------------------------------------------------------------------
 
 

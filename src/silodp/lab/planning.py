@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from silodp.core import theory
-from silodp.core.accounting import Budget, gdp_mu, record_budget_for_user, user_level
+from silodp.core.accounting import Budget, gdp_mu, gdp_to_zcdp, record_budget_for_user, user_level
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian
 from silodp.server.paper import paper_multipliers
@@ -117,7 +117,7 @@ def _conversions(spent: Budget, n: int, gaussian: bool) -> dict:
     whole = user_level(spent, n)
     mu = gdp_mu(spent)
     return {
-        "zcdp_rho": mu * mu / 2 if gaussian else None,
+        "zcdp_rho": gdp_to_zcdp(mu) if gaussian else None,
         "central": {"epsilon": spent.epsilon, "delta": spent.delta},
         "user_level": {"epsilon": whole.epsilon, "delta": whole.delta} if whole.delta < 0.5 else None,
         "user_level_mu_by_group_privacy": n * mu if gaussian else None,

@@ -140,7 +140,6 @@ def calibrate(
     noisy = {
         kind: replace(m, noise_multiplier=torch.from_numpy(multipliers[kind]) if kind in kinds else 0.0) for kind, m in mechanisms.items()
     }
-    noisy = {kind: noisy[kind] for kind in mechanisms}
     return Plan(noisy, _rule(name, orders, asked, noisy, len(counts)), asked, tuple(counts), array)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from silodp.server.algorithms.local_sgd import local_sgd
 from silodp.server.algorithms.mb_sgd import mb_sgd
@@ -24,7 +24,6 @@ class Algorithm:
     settings: tuple[str, ...]
     summary: str
     disjoint: bool = False
-    defaults: dict[str, float] = field(default_factory=dict)
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -32,28 +31,22 @@ ALGORITHMS: dict[str, Algorithm] = {
     for a in (
         Algorithm("prox-sgd", prox_sgd, ("minibatch",), ("rounds",), "Noisy Prox-SGD on disjoint batches", disjoint=True),
         Algorithm("mb-sgd", mb_sgd, ("minibatch",), ("rounds",), "minibatch SGD, every round on all records or a fresh batch"),
-        Algorithm("local-sgd", local_sgd, ("minibatch",), ("rounds", "steps"), "FedAvg with noisy local steps", defaults={"steps": 2}),
-        Algorithm(
-            "prox-svrg", prox_svrg, ("anchor", "refine"), ("epochs", "inner", "slope"), "FedProx-SVRG", defaults={"inner": 5, "slope": 1.0}
-        ),
+        Algorithm("local-sgd", local_sgd, ("minibatch",), ("rounds", "steps"), "FedAvg with noisy local steps"),
+        Algorithm("prox-svrg", prox_svrg, ("anchor", "refine"), ("epochs", "inner", "slope"), "FedProx-SVRG"),
         Algorithm(
             "prox-pl-svrg",
             prox_pl_svrg,
             ("anchor", "refine"),
             ("restarts", "epochs", "inner", "slope"),
             "FedProx-PL-SVRG: SVRG with restarts",
-            defaults={"restarts": 2, "inner": 5, "slope": 1.0},
         ),
-        Algorithm(
-            "spider", prox_spider, ("anchor", "refine"), ("rounds", "phase", "slope"), "FedProx-SPIDER", defaults={"phase": 5, "slope": 1.0}
-        ),
+        Algorithm("spider", prox_spider, ("anchor", "refine"), ("rounds", "phase", "slope"), "FedProx-SPIDER"),
         Algorithm(
             "spider-alternate",
             spider_alternate,
             ("anchor", "refine"),
             ("rounds", "slope"),
             "Fed-SPIDER in two half-rounds",
-            defaults={"slope": 1.0},
         ),
     )
 }

@@ -1,8 +1,10 @@
 """Sums of clipped per-record gradients for many runs and silos at once: what every Grad and GradDiff query is computed by.
 
-Two paths give the same numbers. The ghost path, for chains of Linear layers and element-wise activations, never materialises a record's
+Three paths give the same numbers. The ghost path, for chains of Linear layers and element-wise activations, never materialises a record's
 gradient: layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss by its output, so its norm
-and the clipped sum follow from a and e. The fallback, for every other model, differentiates each record alone.
+and the clipped sum follow from a and e. The structured path, for convolutional and sequence models of known modules, takes a and e of a
+batch from one pass and makes each record's gradient of one layer from them. The fallback, for every other model, differentiates each
+record alone.
 
 Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that sums over few features vectorise.
 A norm is that of the very terms that are contributed; where terms can cancel, it is taken in float64 and their rounding is added to it.
@@ -11,10 +13,10 @@ A norm is that of the very terms that are contributed; where terms can cancel, i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
@@ -22,9 +24,12 @@ from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactiv
 from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 from silodp.core.query import Number
+from silodp.core.structured import Node, Part, parts, structure
 
 CHUNK = 2**26
-"""Bytes that the temporaries of one chunk of runs take on a CPU: less is all overhead, more falls out of the cache."""
+"""Bytes that the temporaries of one chunk of runs, or of records of one run in the structured path, take on a CPU: less is all
+overhead, more falls out of the cache.
+"""
 
 LIMITS = {torch.float32: (1e15, 1e-19), torch.float64: (1e100, 1e-40)}
 """The longest layer input and the smallest clip that are told from infinite and 0: beyond them a product of two factors loses digits."""
@@ -49,7 +54,7 @@ def clipped_sum(
     """
     points = [w] if reference is None else [w, reference]
     _refuse_unusable(points, x, y, weight, clip)
-    layers = chain(problem, x)
+    layers, root, width = _path(problem, x)
     runs, silos, records = w.shape[0], x.shape[0], x.shape[1]
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
@@ -59,10 +64,13 @@ def clipped_sum(
     clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
 
-    width = sum(layer.width for layer in layers) * 4 if layers else problem.dim * 3
-    chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
     out = w.new_zeros(runs, silos, problem.dim)
-    for j, s, n in _chunks(runs, silos, records, width * len(points) * w.element_size(), chunk, memory):
+    size = width * len(points) * w.element_size()
+    if root:
+        _add_structured(problem, root, points, x, y, weight, clips, out, size, min(CHUNK, memory) if w.device.type == "cpu" else memory)
+        return out
+    chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
+    for j, s, n in _chunks(runs, silos, records, size, chunk, memory):
         part = [p[s if p.shape[0] > 1 else slice(None), j] for p in points]
         mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
         into = out[j, s].transpose(0, 1)
@@ -71,6 +79,20 @@ def clipped_sum(
         else:
             _add_records(problem, part, x[s, n], y[s, n], mask, clips[j], into)
     return out
+
+
+def record_bytes(problem: Problem, x: Tensor, dtype: torch.dtype = torch.float32, *, difference: bool = False) -> int:
+    """Bytes that the temporaries of `clipped_sum` take for one record of x (S, n, *features) in one run."""
+    return _path(problem, x)[2] * (1 + difference) * dtype.itemsize
+
+
+def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:
+    """The model as a chain, or else as a structure, or neither for the fallback; and the numbers held for a record."""
+    if layers := chain(problem, x):
+        return layers, None, sum(layer.width for layer in layers) * 4
+    if found := structure(problem, x):
+        return [], *found
+    return [], None, problem.dim * 3
 
 
 # --- the ghost path ----------------------------------------------------------------------------------------------------------------
@@ -87,11 +109,7 @@ def _add_ghost(
     ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
     squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
-    if len(points) == 1:
-        norm = _total(squares).sqrt_()
-    else:  # terms may cancel; what their rounding leaves, a few ulps of their size, is contributed all the same
-        size = _total(sizes)
-        norm = torch.add(_total(squares), size, alpha=1e-13).clamp_(min=0).sqrt_().add_(size.sqrt(), alpha=8 * torch.finfo(x.dtype).eps)
+    norm = _norm(squares, sizes if len(points) > 1 else [], x.dtype)
     scale, sound = _scale(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
         terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
@@ -151,6 +169,58 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
     return first
 
 
+# --- the structured path -----------------------------------------------------------------------------------------------------------
+
+
+def _add_structured(
+    problem: Problem,
+    root: Node,
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    out: Tensor,
+    size: int,
+    memory: int,
+) -> None:
+    """Adds the clipped sums to out (J, S, d), at `size` bytes for a record; points are (S or 1, J, d), weight (S, J or 1, n)."""
+    runs, own, constants = len(clips), points[0].shape[0] > 1, problem.constants(points[0])
+    for group in [range(runs)] if weight.shape[1] == 1 else [range(j, j + 1) for j in range(runs)]:
+        mask = weight[:, group[0] if weight.shape[1] > 1 else 0]
+        order = _first(mask)
+        silos, records = order.shape
+        for _, s, n in _chunks(1, silos, records, size, memory, memory):
+            for silo in [slice(i, i + 1) for i in range(silos)[s]] if own else [s]:
+                chosen = order[silo, n]
+                rows = torch.arange(silos, device=x.device)[silo, None]
+                scale = mask[rows, chosen]
+                features, target = (
+                    t[rows, chosen].masked_fill_((scale == 0).view(*scale.shape, *(1,) * (t.dim() - 2)), 0).flatten(0, 1) for t in (x, y)
+                )
+                shared: dict[nn.Module, Tensor] = {}
+                for j in group:
+                    here = [p[silo if own else slice(None), j].squeeze(0) for p in points]
+                    _add_parts(problem, parts(problem, root, here, constants, features, target, shared), scale, clips[j], out[j, silo])
+
+
+def _first(mask: Tensor) -> Tensor:
+    """For each silo of mask (S, n) the places of its records of weight other than 0, before others to fill up to the longest, (S, m)."""
+    there = mask != 0
+    return there.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
+
+
+def _add_parts(problem: Problem, found: list[tuple[dict[str, str], Part]], weight: Tensor, clips: Tensor, out: Tensor) -> None:
+    """Adds the clipped sums of one run to out (S, d), for records of weight (S, n)."""
+    squares, sizes, lengths = zip(*(part.squares() for _, part in found), strict=True)
+    norm = _norm(squares, [size for size in sizes if size is not None], weight.dtype)
+    lengths = [length.view_as(weight)[:, None] for length in (norm.square(), *(length for part in lengths for length in part))]
+    scale, sound = _scale(norm.view_as(weight)[:, None], lengths, weight[:, None], clips)
+    views = problem.split(out)
+    for names, part in found:
+        part.add(scale.squeeze(1), sound, {name: views[full] for name, full in names.items()})
+
+
 # --- the fallback: each record alone -----------------------------------------------------------------------------------------------
 
 
@@ -182,7 +252,16 @@ def _record_gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tens
     return found if len(points) == 1 else found - gradients(points[1])
 
 
-# --- shared by both ----------------------------------------------------------------------------------------------------------------
+# --- shared ----------------------------------------------------------------------------------------------------------------
+
+
+def _norm(squares: Iterable[Tensor], sizes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Norms from the layers' squares; `sizes` are those of terms that may cancel, whose rounding, a few ulps, is contributed all the same."""
+    square = _total(squares)
+    if not sizes:
+        return square.sqrt_()
+    size = _total(sizes)
+    return torch.add(square, size, alpha=1e-13).clamp_(min=0).sqrt_().add_(size.sqrt(), alpha=8 * torch.finfo(dtype).eps)
 
 
 def _scale(norm: Tensor, lengths: list[Tensor], weight: Tensor, clips: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -208,7 +287,7 @@ def _zeroed(u: Tensor, sound: Tensor) -> Tensor:
 def _chunks(runs: int, silos: int, records: int, size: int, chunk: int, memory: int) -> Iterator[tuple[slice, slice, slice]]:
     """Slices of runs, silos and records, at `size` bytes for a record: whole runs to fill `chunk` bytes, else what `memory` holds."""
     fit = max(1, memory // size)
-    steps = (1, max(1, min(silos, fit // max(1, records))), max(1, min(records, fit)))
+    steps = (1, max(1, min(silos, fit // max(1, records))), max(1, math.ceil(records / math.ceil(max(1, records) / fit))))
     if fit >= silos * records:
         steps = (max(1, chunk // (size * max(1, silos * records))), max(1, silos), max(1, records))
     for j in range(0, runs, steps[0]):

@@ -23,3 +23,11 @@ def model_by_name(text: str, features: int, classes: int) -> tuple[nn.Module, Lo
     if not argument.isdigit() or int(argument) < 1:
         raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
     return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), nn.Linear(int(argument), outputs)), loss
+
+
+def lenet(channels: int, classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32): 62,006 parameters for 3 channels and 10 classes."""
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+    )

@@ -1,0 +1,488 @@
+"""The structured path: per-record gradients of convolutional and sequence models, with all records of a chunk in one pass.
+
+A layer's gradient is bilinear in a factor u of its input (the input itself, its patches, its normalised form) and the gradient e of the loss
+by its output. One pass over the batch gives both for every layer. Only modules whose type is known exactly take part, as only of those it
+is known that they treat each record alone; `clipping` sends every other model through its fallback.
+
+Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED. No convolution of cuDNN
+is called, which would round to TF32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional
+from torch.nn.grad import conv2d_input
+
+from silodp.core.blocks import MeanPool, Residual, SelfAttention
+from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term
+from silodp.core.losses import SLOPES
+from silodp.core.problem import Problem
+
+# --- what a layer contributes ------------------------------------------------------------------------------------------------------
+
+
+class Part(Protocol):
+    """A layer's share of each record's gradient."""
+
+    def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """(B,) in float64: squared norms; sums of squared norms of terms that may cancel, if any; and other squares that must be finite."""
+        ...
+
+    def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S, *shape); may overwrite what the part holds."""
+        ...
+
+
+class Whole:
+    """Each record's gradient by each parameter, (B, *shape), as it is."""
+
+    def __init__(self, gradients: dict[str, Tensor]) -> None:
+        self.gradients = {name: g.flatten(1) for name, g in gradients.items()}
+
+    def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        return torch.stack([_square(g) for g in self.gradients.values()]).sum(0), None, []
+
+    def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        for name, g in self.gradients.items():
+            rows = g if sound is None else g.masked_fill(~sound.view(-1, 1), 0)
+            total = torch.bmm(scale[:, None], rows.unflatten(0, scale.shape))
+            out[name].add_(total.view_as(out[name]))
+
+
+class Outer:
+    """A Linear layer on plain vectors: e (x) u is never made, as in the ghost path, whose rule does the sums."""
+
+    def __init__(self, terms: list[Term], names: Any) -> None:
+        self.terms, self.names = terms, names
+
+    def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        if len(self.terms) == 1:
+            uu, ee = (_square(t) for t in self.terms[0])
+            return ee * (uu + 1 if "bias" in self.names else uu), None, [uu]
+        square, size, lengths = RULES[nn.Linear].squares(self.names, [Term(u.t()[None, None], e.t()[None, None]) for u, e in self.terms])
+        return square.flatten(), size.flatten(), [length.flatten() for length in lengths]
+
+    def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        terms = []
+        for term in self.terms:
+            u, e = term if sound is None else (t.masked_fill(~sound.view(-1, 1), 0) for t in term)
+            terms.append(Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e * scale.view(-1, 1)))))
+        for name, total in RULES[nn.Linear].contract(self.names, terms).items():
+            if name in out:
+                out[name].add_(total.squeeze(1))
+
+
+class Tokens:
+    """An Embedding: for each record one row of gradient for each token that it holds, however often."""
+
+    def __init__(self, layer: nn.Embedding, tokens: Tensor, e: Tensor) -> None:
+        if layer.padding_idx is not None:
+            e = e.masked_fill((tokens == layer.padding_idx)[..., None], 0)
+        self.records, table = len(tokens), layer.num_embeddings
+        place = tokens.flatten(1) + table * torch.arange(self.records, device=tokens.device)[:, None]
+        places, row = place.flatten().unique(return_inverse=True)
+        self.record, self.token = places // table, places % table
+        self.rows = e.new_zeros(len(places), layer.embedding_dim).index_add_(0, row, e.reshape(-1, layer.embedding_dim))
+
+    def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        square = _square(self.rows)
+        return square.new_zeros(self.records).index_add_(0, self.record, square), None, []
+
+    def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        rows = self.rows if sound is None else self.rows.masked_fill(~sound.flatten()[self.record, None], 0)
+        rows = rows * scale.flatten()[self.record, None]
+        out["weight"].index_put_((self.record // scale.shape[1], self.token), rows, accumulate=True)
+
+
+def _square(g: Tensor) -> Tensor:
+    """||g||^2 of each row (B, d) in float64; of long rows but for blocks of 64, as in `layers`, with what their squares lose added."""
+    if g.shape[1] < 1024:
+        return torch.linalg.vector_norm(g, dim=1, dtype=torch.float64).square_()
+    whole = g.shape[1] // 64 * 64
+    total = torch.linalg.vector_norm(g[:, :whole].unflatten(1, (-1, 64)), dim=2).double().square_().sum(1)
+    if whole < g.shape[1]:
+        total += torch.linalg.vector_norm(g[:, whole:], dim=1, dtype=torch.float64).square_()
+    return total.add_(g.shape[1] * torch.finfo(g.dtype).tiny)
+
+
+# --- the layers --------------------------------------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """How a layer type takes part."""
+
+    known: Callable[..., bool]
+    """(module, number of axes of its input): whether its settings are covered, and it treats each record alone."""
+    factor: Callable[..., Tensor]
+    """(module, input) to u."""
+    forward: Callable[..., Tensor]
+    """(module, parameters, input, u) to the output, newly made."""
+    part: Callable[..., Part]
+    """(module, terms, names of the parameters to train) to what the layer contributes.
+
+    A gradient is one term (u, e). A difference is the sum of two, (u1, De) and (Du, e2), or of the first alone where both points see the
+    same input; what does not depend on the input, as a bias, comes from the first term alone.
+    """
+
+
+def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callable[..., Part]:
+    """The rule of a layer whose gradients by weight and bias are (module, u, e) and (module, e) to (B, *shape)."""
+
+    def part(layer: nn.Module, terms: list[Term], names: set[str]) -> Part:
+        found = {}
+        if "weight" in names:
+            found["weight"] = weight(layer, *terms[0])
+            for term in terms[1:]:
+                found["weight"] += weight(layer, *term)
+        if "bias" in names:
+            found["bias"] = bias(layer, terms[0].e)
+        return Whole(found)
+
+    return part
+
+
+def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    return functional.linear(a, p["weight"], p.get("bias"))
+
+
+def _linear_gradients(layer: nn.Linear, u: Tensor, e: Tensor) -> Tensor:
+    return torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2))
+
+
+def _conv_known(layer: nn.Conv2d, axes: int) -> bool:
+    return axes == 4 and layer.padding_mode == "zeros"
+
+
+def _conv_patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, channels x kernel width, rows x width of the output),
+    in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
+    """
+    a = _padded(layer, a.detach()).contiguous()
+    record, channel, row, column = a.stride()
+    (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
+    if _in_strips(layer):
+        strips = a.as_strided((*a.shape[:2], kw, a.shape[2], width), (record, channel, dw * column, row, sw * column))
+        return strips.reshape(len(a), -1, a.shape[2] * width)
+    patches = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
+    return patches.reshape(len(a), layer.groups, -1, height * width)
+
+
+def _in_strips(layer: nn.Conv2d) -> bool:
+    return layer.stride[0] == 1 and layer.groups == 1
+
+
+def _slices(layer: nn.Conv2d, u: Tensor, places: list[int]) -> list[Tensor]:
+    """The patches of each kernel row, (B, channels x kernel width, places), as views of strips."""
+    step, length = layer.dilation[0] * places[1], places[0] * places[1]
+    return [u[..., k * step : k * step + length] for k in range(layer.kernel_size[0])]
+
+
+def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    return functional.pad(a, layer._reversed_padding_repeated_twice) if any(layer._reversed_padding_repeated_twice) else a
+
+
+def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
+    """Height and width of the output for a padded input."""
+    return [(a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1 for i in (0, 1)]
+
+
+class _Conv(torch.autograd.Function):
+    """A convolution as a product with patches that are there already, whose backward gives the gradient by the (padded) input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor, u: Tensor) -> Tensor:
+        ctx.layer, ctx.weight, ctx.shape = layer, weight, a.shape
+        places = _places(layer, a)
+        if _in_strips(layer):
+            rows = weight.permute(2, 0, 1, 3).reshape(layer.kernel_size[0], 1, layer.out_channels, -1).expand(-1, len(a), -1, -1)
+            first, *rest = zip(rows, _slices(layer, u, places), strict=True)
+            z = torch.bmm(*first)
+            for row, patches in rest:
+                z.baddbmm_(row, patches)
+        else:
+            z = torch.matmul(weight.view(layer.groups, layer.out_channels // layer.groups, -1), u)
+        z = z.view(len(a), layer.out_channels, *places)
+        return z if bias is None else z.add_(bias[:, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        layer, weight, (e,) = ctx.layer, ctx.weight, gradients
+        if e.device.type == "cpu":
+            found = conv2d_input(ctx.shape, weight, e, layer.stride, 0, layer.dilation, layer.groups)
+        else:
+            columns = weight.view(layer.groups, layer.out_channels // layer.groups, -1).transpose(1, 2)
+            patches = torch.matmul(columns, e.reshape(len(e), layer.groups, -1, e.shape[2] * e.shape[3])).flatten(1, 2)
+            found = functional.fold(patches, ctx.shape[2:], layer.kernel_size, layer.dilation, 0, layer.stride)
+        return None, None, None, found, None
+
+
+def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a), u)  # type: ignore[return-value]
+
+
+def _conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
+    if _in_strips(layer):
+        rows = [torch.bmm(e.flatten(2), patches.transpose(1, 2)) for patches in _slices(layer, u, [*e.shape[2:]])]
+        return torch.stack([row.unflatten(2, (layer.in_channels, -1)) for row in rows], 3)
+    return torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
+
+
+class _MaxPool(torch.autograd.Function):
+    """Max-pooling on a CPU with the channels of all records side by side, over which torch's kernel for that layout vectorises."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
+        side = a.flatten(0, 1)[None].contiguous(memory_format=torch.channels_last)
+        ctx.settings = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
+        found = torch.ops.aten.max_pool2d_with_indices(side, *(_pair(v) for v in ctx.settings[:4]), layer.ceil_mode)
+        z, places = (t.reshape(*a.shape[:2], *t.shape[2:]).contiguous() for t in found)
+        ctx.save_for_backward(a, places)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        a, places = ctx.saved_tensors
+        settings = (*(_pair(v) for v in ctx.settings[:4]), ctx.settings[4])
+        return None, torch.ops.aten.max_pool2d_with_indices_backward(gradients[0].contiguous(), a, *settings, places)
+
+
+def _pair(setting: int | tuple[int, int]) -> list[int]:
+    return [setting, setting] if isinstance(setting, int) else [*setting]
+
+
+def _group_norm_forward(layer: nn.GroupNorm, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    return _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u)
+
+
+def _affine(layer: nn.Module, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    z = u * p["weight"] if "weight" in p else u.clone()
+    return z + p["bias"] if "bias" in p else z
+
+
+def _embedding_known(layer: nn.Embedding, axes: int) -> bool:
+    return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+
+
+def _embedding_forward(layer: nn.Embedding, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    return functional.embedding(a, p["weight"])
+
+
+def _sum_middle(layer: nn.Linear, e: Tensor) -> Tensor:
+    return e.flatten(1, -2).sum(1) if e.dim() > 2 else e
+
+
+def _sum_places(layer: nn.Conv2d | nn.GroupNorm, e: Tensor) -> Tensor:
+    return e.flatten(2).sum(2) if e.dim() > 2 else e
+
+
+def _sum_rows(layer: nn.LayerNorm, e: Tensor) -> Tensor:
+    return e.reshape(len(e), -1, *layer.normalized_shape).sum(1)
+
+
+def _linear_part(layer: nn.Linear, terms: list[Term], names: set[str]) -> Part:
+    plain = terms[0].e.dim() == 2 and "weight" in names
+    return Outer(terms, names) if plain else _whole(_linear_gradients, _sum_middle)(layer, terms, names)
+
+
+def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> Part:
+    return Tokens(layer, *terms[0])
+
+
+STRUCTURED: dict[type[nn.Module], Rule] = {
+    nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part),
+    nn.Conv2d: Rule(_conv_known, _conv_patches, _conv_forward, _whole(_conv_gradients, _sum_places)),
+    nn.LayerNorm: Rule(
+        lambda layer, axes: axes > len(layer.normalized_shape),
+        lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
+        _affine,
+        _whole(lambda layer, u, e: _sum_rows(layer, u * e), _sum_rows),
+    ),
+    nn.GroupNorm: Rule(
+        lambda layer, axes: axes >= 2,
+        lambda layer, a: functional.group_norm(a, layer.num_groups, eps=layer.eps),
+        _group_norm_forward,
+        _whole(lambda layer, u, e: _sum_places(layer, u * e), _sum_places),
+    ),
+    nn.Embedding: Rule(_embedding_known, lambda layer, a: a, _embedding_forward, _embedding_part),
+}
+
+AXES: dict[type[nn.Module], int] = {nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, SelfAttention: 3, MeanPool: 3}
+"""Modules without parameters that treat each record alone, on inputs of that many axes. (Those of ELEMENTWISE do on any.)"""
+
+
+# --- the model ---------------------------------------------------------------------------------------------------------------------
+
+
+class Node(NamedTuple):
+    """A module of the model, with what it is made of."""
+
+    module: nn.Module
+    rule: Rule | None = None
+    names: dict[str, str] = {}  # noqa: RUF012 (never written to)
+    """The model's name of each of the layer's parameters."""
+    children: tuple[Node, ...] = ()
+
+
+class Tap(NamedTuple):
+    """What one pass leaves of a layer: the factor u of its input, and its output z."""
+
+    node: Node
+    u: Tensor
+    z: Tensor
+
+
+def structure(problem: Problem, x: Tensor) -> tuple[Node, int] | None:
+    """The model and the numbers that a pass holds for a record of x (S, n, *features), if every module is known; else None.
+
+    Types must match exactly: a subclass, a hook or a parametrisation may compute something else. So must the parameters: all used once.
+    """
+    used: list[str] = []
+    root = _node(problem.model, "", used)
+    if root is None or sorted(used) != sorted(name for name, _ in problem.model.named_parameters()):
+        return None
+    key = x.shape[2:], x.dtype, x.device.type
+    widths = _WIDTHS.setdefault(problem, {})
+    if key not in widths:
+        widths[key] = _width(problem, root, x)
+    width = widths[key]
+    return None if width is None else (root, width)
+
+
+def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
+    if (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    ):
+        return None
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if type(module) in (nn.Sequential, Residual):
+        children = [_node(child, f"{prefix}{name}.", used) for name, child in module._modules.items() if child is not None]
+        known = tuple(child for child in children if child is not None)
+        return Node(module, children=known) if len(known) == len(children) and not own else None
+    if rule := STRUCTURED.get(type(module)):
+        used += [prefix + name for name in own]
+        return Node(module, rule, {name: prefix + name for name in own}) if set(own) <= {"weight", "bias"} else None
+    if type(module) in ELEMENTWISE:
+        if getattr(module, "inplace", False):
+            module = copy.copy(module)
+            vars(module)["inplace"] = False
+        return Node(module)
+    flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    return Node(module) if flatten or type(module) in AXES else None
+
+
+_WIDTHS: WeakKeyDictionary[Problem, dict[Any, int | None]] = WeakKeyDictionary()
+"""What `_width` found, which takes as long as some tens of records."""
+
+
+class _Unknown(Exception):
+    """A known module on an input whose axes it would mix."""
+
+
+def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
+    """Numbers held for a record while its gradient is taken, from a pass without data; None if a module is given axes it might mix."""
+    nothing = torch.empty(problem.dim, device="meta", dtype=torch.float32)
+    record = torch.empty(2, *x.shape[2:], device="meta", dtype=torch.float32 if x.is_floating_point() else x.dtype)
+    run = Pass(problem, nothing, problem.constants(nothing), {})
+    try:
+        run.through(root, record)
+    except _Unknown:
+        return None
+    held, folded = run.made, 0  # of two records: each output once and its gradient once
+    for (module, _, names, _), u, z in run.taps:
+        if type(module) is nn.Conv2d:
+            held += u.numel() // 2
+            folded = max(folded, module.weight[0].numel() * module.groups * z[0, 0].numel())
+        if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
+            held += sum(problem.shapes[full].numel() for full in names.values() if full in problem.shapes)
+    return held if x.device.type == "cpu" else held + folded
+
+
+# --- one pass ----------------------------------------------------------------------------------------------------------------------
+
+
+class Pass:
+    """The model at one point w (d,) over records (B, ...), with a tap at each layer that has parameters to train.
+
+    `shared` keeps, for further points and the same records, the factors of inputs that depend on no such parameter.
+    """
+
+    def __init__(self, problem: Problem, w: Tensor, constants: Parameters, shared: dict[nn.Module, Tensor]) -> None:
+        self.trained, self.shared = problem.split(w), shared
+        self.parameters = self.trained | constants
+        self.taps: list[Tap] = []
+        self.made = 0
+        """Numbers in the outputs so far."""
+
+    def through(self, node: Node, a: Tensor) -> Tensor:
+        """The output of a node for the input a."""
+        module, rule = node.module, node.rule
+        if isinstance(module, nn.Sequential):
+            z = a
+            for child in node.children:
+                z = self.through(child, z)
+            return a + z if type(module) is Residual else z
+        if rule is None:
+            if AXES.get(type(module), a.dim()) != a.dim():
+                raise _Unknown
+            z = _MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
+            self.made += z.numel()
+            return z
+        if not rule.known(module, a.dim()):
+            raise _Unknown
+        u = self.shared.get(module)
+        if u is None:
+            u = rule.factor(module, a)
+            if not a.requires_grad:
+                self.shared[module] = u
+        z = rule.forward(module, {name: self.parameters[full] for name, full in node.names.items()}, a, u)
+        if any(full in self.trained for full in node.names.values()):
+            self.taps.append(Tap(node, u.detach() if u.requires_grad else u, z if z.requires_grad else z.requires_grad_()))
+        self.made += z.numel()
+        return z
+
+
+def parts(
+    problem: Problem, root: Node, points: list[Tensor], constants: Parameters, x: Tensor, y: Tensor, shared: dict[nn.Module, Tensor]
+) -> list[tuple[dict[str, str], Part]]:
+    """For each layer that trains, the model's names of its parameters and what it contributes: gradients at one point, or differences."""
+    passes = []
+    for w in points:
+        run = Pass(problem, w, constants, shared)
+        with torch.enable_grad():
+            output = run.through(root, x)
+        slopes = torch.autograd.grad(output, [tap.z for tap in run.taps], _slope(problem, output.detach(), y))
+        passes.append([(tap.node, Term(tap.u, e)) for tap, e in zip(run.taps, slopes, strict=True)])
+    found = []
+    for layer in zip(*passes, strict=True):
+        node, terms = layer[0][0], [term for _, term in layer]
+        names = {name: full for name, full in node.names.items() if full in problem.shapes}
+        assert node.rule is not None
+        found.append((names, node.rule.part(node.module, _terms(*terms), set(names))))
+    return found
+
+
+def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each record's loss by the model's outputs."""
+    if problem.known_loss and output.dim() == 2:
+        return SLOPES[problem.loss](output.t()[None, None], y[None])[0, 0].t()
+    return vmap(grad(problem.record_loss))(output, y)
+
+
+def _terms(one: Term, other: Term | None = None) -> list[Term]:
+    """A gradient's term, or a difference's, whose norm does not cancel."""
+    if other is None:
+        return [one]
+    rise = one.e - other.e
+    return [Term(one.a, rise)] if one.a is other.a else [Term(one.a, rise), Term(one.a - other.a, other.e)]

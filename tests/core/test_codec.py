@@ -40,6 +40,7 @@ from silodp.core.query import (
     Moments,
     Poisson,
     Query,
+    SteeredSteps,
     WithoutReplacement,
 )
 
@@ -51,7 +52,10 @@ CODES = {"size", "malformed", "version", "signature"}
 LONG = int(os.environ.get("SILODP_LONG", "5000"))
 
 w, v, k = torch.tensor([[1.0, -0.0, float("nan"), 1e-310]], dtype=torch.float64), torch.ones(1, 4), torch.tensor([0.0, 1.0, 2.0])
-STATISTICS = [Grad(w), Grad(v), GradDiff(w, v), LocalSteps(v, 7, 0.1), LocalSteps(v, -3, -1e-320), Histogram(k, 5), Moments(-k, k.double())]
+STATISTICS = [
+    Grad(w), Grad(v), GradDiff(w, v), LocalSteps(v, 7, 0.1), LocalSteps(v, -3, -1e-320), SteeredSteps(v, 7, 0.1, w),
+    Histogram(k, 5), Moments(-k, k.double()),
+]  # fmt: skip
 SAMPLINGS = [FullBatch(), DisjointBatches(5, 2, "part-1"), DisjointBatches(-1, 2**53), Poisson(1e-300), WithoutReplacement(0.3)]
 QUERIES = [Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b)) for i, s in enumerate(STATISTICS) for b in SAMPLINGS]
 
@@ -119,6 +123,8 @@ def test_a_reply_comes_back_bit_for_bit_signed_or_not(key):
         ({"query": Query(Grad(torch.ones(1, 4).half()), Gaussian("a", 1.0, 1.0))}, "point"),
         ({"query": Query(Grad(v), Gaussian("a", float("nan"), 1.0))}, "finite"),
         ({"query": Query(Grad(v), Gaussian("a", 1.0, torch.ones(1, 2)))}, "one"),
+        ({"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(3, 4)), Gaussian("a", 1.0, 1.0))}, "point"),
+        ({"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(1, 2, 4)), Gaussian("a", 1.0, 1.0))}, "point"),
         ({"query": Query(LocalSteps(v, 10**300, 1.0), Gaussian("a", 1.0, 1.0))}, "integer"),
         ({"query": Query(LocalSteps(v, True, 1.0), Gaussian("a", 1.0, 1.0))}, "integer"),
     ],

@@ -1,4 +1,4 @@
-"""Every algorithm passes its conformance suite, and without noise finds what scikit-learn and cvxpy find."""
+"""Every algorithm passes its conformance suite, and without noise finds what scikit-learn, cvxpy and torch.optim find."""
 
 import functools
 import math
@@ -14,8 +14,9 @@ from silodp.core.accounting import Budget
 from silodp.core.errors import Refused
 from silodp.core.losses import logistic, squared_error
 from silodp.core.problem import Problem
-from silodp.core.prox import L1, Box, SquaredL2
+from silodp.core.prox import L1, Box, SquaredL2, Zero
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Poisson, Query, WithoutReplacement
+from silodp.lab.conformance import algorithm as conformance
 from silodp.lab.conformance.algorithm import (
     check_algorithm,
     check_charges,
@@ -25,9 +26,9 @@ from silodp.lab.conformance.algorithm import (
 )
 from silodp.lab.conformance.federation import check_replay
 from silodp.lab.simulation import simulate
-from silodp.server.algorithms import ALGORITHMS, Algorithm, prox_pl_svrg, prox_spider, prox_svrg
+from silodp.server.algorithms import ALGORITHMS, Algorithm, diff2, prox_pl_svrg, prox_spider, prox_svrg, scaffold
 from silodp.server.algorithms.difference import ask_difference
-from silodp.server.federation import Uniform
+from silodp.server.federation import Everyone, Federation, Uniform
 from silodp.server.plan import calibrate
 from silodp.silo.records import Records
 
@@ -42,6 +43,11 @@ LONG = {
     "prox-pl-svrg": {"restarts": 30, "epochs": 2, "inner": 4, "slope": 1.0},
     "spider": {"rounds": 120, "phase": 5, "slope": 1.0},
     "spider-alternate": {"rounds": 60, "slope": 1.0},
+    "diff2": {"rounds": 120, "phase": 5, "slope": 1.0},
+    "scaffold": {"rounds": 120, "steps": 3},
+    "momentum": {"rounds": 120, "momentum": 0.9},
+    "adam": {"rounds": 600, "momentum": 0.9},
+    "disk": {"rounds": 120, "kappa": 0.4},
 }
 SHORT = {
     "prox-sgd": ({"rounds": 6}, 6),
@@ -51,7 +57,14 @@ SHORT = {
     "prox-pl-svrg": ({"restarts": 2, "epochs": 2, "inner": 2, "slope": 1.0}, 10),
     "spider": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
     "spider-alternate": ({"rounds": 3, "slope": 1.0}, 6),
+    "diff2": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
+    "scaffold": ({"rounds": 4, "steps": 3}, 4),
+    "momentum": ({"rounds": 6, "momentum": 0.9}, 6),
+    "adam": ({"rounds": 6, "momentum": 0.9}, 6),
+    "disk": ({"rounds": 6, "kappa": 0.4}, 6),
 }
+STEPS = {"adam": 0.02}
+"""Of those whose step is not measured in 1 / beta."""
 
 
 def arrays(loss, *, alike=False):
@@ -73,6 +86,12 @@ def stacked(silos):
     """All records, each with weight 1 / (N n_i): the objective is the mean over silos of silo means."""
     weight = np.concatenate([np.full(len(y), 1 / (len(silos) * len(y))) for _, y in silos])
     return np.concatenate([x for x, _ in silos]), np.concatenate([y for _, y in silos]), weight
+
+
+def plain(silos):
+    x, y, weight = stacked(silos)
+    w = np.linalg.lstsq(x * np.sqrt(weight)[:, None], y * np.sqrt(weight), rcond=None)[0]
+    return weight @ (x @ w - y) ** 2
 
 
 def ridge(silos, strength=0.2):
@@ -98,10 +117,13 @@ def boxed(silos, reach=0.5):
 
 
 CONVEX = {
+    "least squares": (squared_error, Zero(), plain, 0.2),
     "ridge": (squared_error, SquaredL2(0.2), ridge, 0.2),
     "lasso": (squared_error, L1(0.5), lasso, 0.2),
     "box-constrained logistic regression": (logistic, Box(-0.5, 0.5), boxed, 1.0),
 }
+PENALISED = ("ridge", "lasso")
+LINEAR = ("least squares", "ridge")
 
 
 @functools.cache
@@ -115,12 +137,21 @@ def test_the_tables_of_this_file_name_every_algorithm():
     assert set(LONG) == set(SHORT) == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("case", CONVEX)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case):
+class Narrow(conformance._Narrow):
+    """The suite's narrow port, with `each` as well."""
+
+    def each(self):
+        return {i: Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
+
+
+# Adam's prox has the Euclidean metric, so with a penalty it ends elsewhere.
+@pytest.mark.parametrize(("name", "case"), [(n, c) for n in ALGORITHMS for c in CONVEX if n != "adam" or c not in PENALISED])
+def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case, monkeypatch):
+    monkeypatch.setattr(conformance, "_Narrow", Narrow)
     algorithm, (short, iterates) = ALGORITHMS[name], SHORT[name]
-    # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear (ridge) or the silos are alike.
-    problem, records, optimum, step = convex(case, alike=name == "local-sgd" and case != "ridge")
+    # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear or the silos are alike.
+    problem, records, optimum, step = convex(case, alike=name == "local-sgd" and case not in LINEAR)
+    step = STEPS.get(name, step)
     batches = DisjointBatches(short["rounds"]) if algorithm.disjoint else None
     check_algorithm(
         algorithm, problem, records, optimum=optimum, step=step, long=LONG[name], short=short, iterates=iterates, sampling=batches
@@ -133,6 +164,15 @@ def test_several_local_steps_find_the_optimum_of_silos_that_are_alike(case):
     check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings={"rounds": 40, "steps": 4}, step=step)
 
 
+@pytest.mark.parametrize("case", CONVEX)
+def test_control_variates_take_out_the_drift_of_local_steps_in_silos_that_differ(case):
+    problem, records, optimum, step = convex(case)
+    settings = {"rounds": 120, "steps": 4}
+    check_optimum(ALGORITHMS["scaffold"], problem, records, optimum=optimum, settings=settings, step=step / 4)
+    with pytest.raises(AssertionError, match="the reference has"):
+        check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings=settings, step=step / 4)
+
+
 @pytest.mark.parametrize("sampling", [Poisson(0.3), WithoutReplacement(0.3)], ids=["poisson", "without replacement"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_runs_on_random_batches_do_not_mix(name, sampling):
@@ -141,7 +181,7 @@ def test_runs_on_random_batches_do_not_mix(name, sampling):
 
 
 @pytest.mark.parametrize(("sampling", "rule"), [(Poisson(0.3), "renyi"), (FullBatch(), "renyi"), (FullBatch(), "committed")], ids=str)
-@pytest.mark.parametrize("name", ["mb-sgd", "local-sgd", "spider"])
+@pytest.mark.parametrize("name", ["mb-sgd", "local-sgd", "spider", "scaffold"])
 def test_other_rules_and_batches_are_charged_as_priced_too(name, sampling, rule):
     problem, records, _, step = convex("lasso")
     check_charges(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling, rule=rule)
@@ -156,6 +196,105 @@ def test_all_that_it_knows_it_knows_from_releases(name):
     plan = calibrate(run, mechanisms, Budget(1.0, 1e-5), COUNTS, Uniform(2, 1, seed=0))
     fed, _ = simulate(problem, records, plan, [3])
     check_replay(run, problem, torch.zeros(1, DIM), plan.mechanisms, fed._channel, lambda: Uniform(2, 1, seed=0))
+
+
+# --- the rivals, against loops of another hand ------------------------------------------------------------------------------------
+
+
+def noiseless(name, problem, records, participation=None, clip=1e6, **settings):
+    """The iterates without noise, from zero."""
+    plan = conformance._unpriced(ALGORITHMS[name], clip, 0.0, FullBatch(), COUNTS)
+    fed, _ = simulate(problem, records, plan, [0], participation)
+    return list(ALGORITHMS[name].run(fed, problem, torch.zeros(1, DIM), **settings, **plan.mechanisms))
+
+
+def full_gradients(problem, records, w):
+    """(N, d) by autograd: each silo's mean gradient of f0 at the point w (d,)."""
+    point = w.clone().requires_grad_()
+    losses = [problem.losses(point[None], records.x[i, :n], records.y[i, :n]).mean() for i, n in enumerate(records.counts)]
+    return torch.stack([torch.autograd.grad(loss, point, retain_graph=True)[0] for loss in losses])
+
+
+@pytest.mark.parametrize(("name", "theirs"), [
+    ("momentum", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8)), ("adam", lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.999))),
+])  # fmt: skip
+def test_the_steps_are_those_of_torch(name, theirs):
+    problem, records, _, _ = convex("least squares")
+    point = torch.zeros(DIM, requires_grad=True)
+    optimiser = theirs([point])
+    for w in noiseless(name, problem, records, rounds=20, step=0.05, momentum=0.8):
+        point.grad = full_gradients(problem, records, point.detach()).mean(0)
+        optimiser.step()
+        assert torch.allclose(w[0], point, atol=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.3, 1.5])
+def test_disk_is_the_papers_filter_with_two_gradients_wherever_one_can_take_their_place(gamma):
+    """At gamma = (1 - kappa) / kappa, for any loss; at other gammas where gradients are linear in w."""
+    problem, records, _, step = convex("least squares" if gamma == 0.3 else "box-constrained logistic regression")
+    kappa, w, prev, h = 0.4, torch.zeros(DIM), torch.zeros(DIM), None
+    share = (1 - kappa) / (kappa * gamma)
+    for got in noiseless("disk", problem, records, rounds=12, step=step, kappa=kappa):
+        ahead, here = (full_gradients(problem, records, p).mean(0) for p in (w + gamma * (w - prev), w))
+        g = share * ahead + (1 - share) * here
+        h = g if h is None else (1 - kappa) * h + kappa * g
+        prev, w = w, problem.prox(w - step * h, step)
+        assert torch.allclose(got[0], w, atol=1e-5)
+
+
+def test_disk_filters_noise_and_nothing_else_where_gradients_are_linear():
+    problem, records, _, step = convex("ridge")
+    filtered = noiseless("disk", problem, records, rounds=12, step=step, kappa=0.3)
+    assert all(
+        torch.allclose(a, b, atol=1e-4) for a, b in zip(filtered, noiseless("mb-sgd", problem, records, rounds=12, step=step), strict=True)
+    )
+
+
+@pytest.mark.parametrize("who", [lambda: Everyone(2), lambda: Uniform(2, 1, seed=3)], ids=["all", "one of two"])
+def test_scaffold_is_that_of_silos_which_keep_their_own_control_variates(who):
+    problem, records, _, step = convex("lasso")
+    step, steps, w, c, own = step / 3, 3, torch.zeros(DIM), torch.zeros(DIM), {}
+    draws = who()
+    for got in noiseless("scaffold", problem, records, who(), rounds=9, steps=steps, step=step):
+        ends = []
+        for i in draws.draw():
+            control, y = own.get(i, c), w
+            for _ in range(steps):
+                y = problem.prox(y - step * (full_gradients(problem, records, y)[i] - control + c), step)
+            ends.append(y)
+            own[i] = control - c + (w - y) / (steps * step)
+        w, c = sum(ends) / len(ends), sum(own.values()) / len(own)
+        assert torch.allclose(got[0], w, atol=1e-5)
+
+
+def test_every_question_of_scaffold_goes_to_one_silo_and_drifts_cancel_where_all_take_part():
+    asked = []
+
+    class Channel:
+        def ask(self, query, silos):
+            asked.append((query, silos))
+            return type("Answer", (), {"value": torch.randn(1, len(silos), DIM)})()
+
+    fed = Federation(Channel(), Everyone(3))
+    list(scaffold(fed, Problem(nn.Linear(DIM, 1, bias=False), squared_error), torch.zeros(1, DIM), rounds=3, steps=2, step=0.5,
+                  minibatch=Gaussian("minibatch", 1.0, 1.0)))  # fmt: skip
+    assert [silos for _, silos in asked] == [(0,), (1,), (2,)] * 3
+    for r in range(3):
+        drifts = [query.statistic.drift for query, _ in asked[3 * r : 3 * r + 3]]
+        assert torch.allclose(sum(drifts), torch.zeros(1, DIM), atol=1e-5)
+        assert all(bool(d.any()) for d in drifts) == (r > 0)
+
+
+@pytest.mark.parametrize("slope", [0.05, torch.tensor([[0.05], [50.0]])], ids=["low", "low and high"])
+def test_diff2_is_spider_until_a_difference_passes_twice_the_clip_and_then_has_no_cap(slope):
+    ours, _ = heard(diff2, rounds=6, phase=3, slope=slope)
+    theirs, _ = heard(prox_spider, rounds=6, phase=3, slope=slope)
+    for (a, _), (b, _) in zip(ours, theirs, strict=True):
+        assert torch.equal(a.statistic.w, b.statistic.w)
+        if a.mechanism.kind == "refine":
+            move = (a.statistic.w - a.statistic.reference).norm(dim=-1, keepdim=True)
+            assert torch.allclose(a.mechanism.clip, slope * move)
+            assert torch.allclose(b.mechanism.clip, a.mechanism.clip.clamp(max=1.0))
 
 
 # --- the suite sees what it should ---------------------------------------------------------------------------------------------

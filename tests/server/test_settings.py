@@ -10,7 +10,7 @@ from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Balanced, Everyone, Uniform
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
 
-SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "slope": 0.5}
+SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "slope": 0.5, "momentum": 0.8, "kappa": 0.6}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "
         ("prox-pl-svrg", {"restarts": 2, "epochs": 2, "inner": 6, "slope": 0.5}),
         ("spider", {"rounds": 24, "phase": 4, "slope": 0.5}),
         ("spider-alternate", {"rounds": 24, "slope": 0.5}),
+        ("diff2", {"rounds": 24, "phase": 4, "slope": 0.5}),
+        ("scaffold", {"rounds": 24, "steps": 3}),
+        ("momentum", {"rounds": 24, "momentum": 0.8}),
+        ("adam", {"rounds": 24, "momentum": 0.8}),
+        ("disk", {"rounds": 24, "kappa": 0.6}),
     ],
 )
 def test_an_algorithm_takes_its_own_settings_and_no_others(name, taken):
@@ -46,6 +51,12 @@ def test_every_algorithm_is_found_by_its_name():
         ("spider", {"slope": math.nan}, r"^slope is nan; it must be greater than 0"),
         ("spider", {"phase": 25}, r"^phase is 25 but there are only 24 rounds; choose a phase between 1 and 24$"),
         ("prox-svrg", {"inner": 25}, r"^24 rounds are less than one epoch of 25 inner steps; use fewer inner steps or more rounds$"),
+        ("diff2", {"slope": math.inf}, r"^slope is inf, but diff2 has no other bound on a difference; give a finite slope, or use spider$"),
+        ("momentum", {"momentum": 1.0}, r"^momentum is 1; it must be 0 or more, and less than 1$"),
+        ("adam", {"momentum": -0.1}, r"^momentum is -0.1; it must be 0 or more"),
+        ("adam", {"momentum": math.nan}, r"^momentum is nan; it must be 0 or more"),
+        ("disk", {"kappa": 0.0}, r"^kappa is 0; it must be greater than 0, and at most 1 \(which is mb-sgd\)$"),
+        ("disk", {"kappa": 1.5}, r"^kappa is 1.5; it must be greater than 0, and at most 1"),
         ("prox-pl-svrg", {"inner": 13}, r"^24 rounds are less than one epoch of 26 inner steps"),
     ],
 )
@@ -59,8 +70,8 @@ def test_a_phase_matters_only_to_those_who_have_one():
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
-    with pytest.raises(BadInput, match=r"^algorithm 'adam' is unknown; choose one of prox-sgd, mb-sgd, .*spider-alternate$"):
-        find("adam")
+    with pytest.raises(BadInput, match=r"^algorithm 'lamb' is unknown; choose one of prox-sgd, mb-sgd, .*, disk$"):
+        find("lamb")
 
 
 def test_prepared_leaves_only_the_mechanisms_open():
@@ -118,6 +129,7 @@ def test_anchors_take_less_in_longer_phases_and_more_where_differences_are_clipp
         (None, "prox-sgd", DisjointBatches(24)),
         ("full", "prox-sgd", FullBatch()),
         ("disjoint", "mb-sgd", DisjointBatches(24)),
+        ("disjoint", "adam", DisjointBatches(24)),
         ("poisson:0.1", "spider", Poisson(0.1)),
         ("poisson:1", "spider", Poisson(1.0)),
         ("without-replacement:0.25", "local-sgd", WithoutReplacement(0.25)),
@@ -139,7 +151,7 @@ def test_an_unknown_sampling_is_refused(text):
         sampling_by_name(text, find("mb-sgd"), 24)
 
 
-@pytest.mark.parametrize("name", ["local-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate"])
+@pytest.mark.parametrize("name", ["local-sgd", "scaffold", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2"])
 def test_disjoint_batches_are_refused_where_records_are_needed_again(name):
     with pytest.raises(BadInput, match=rf"^{name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd$"):
         sampling_by_name("disjoint", find(name), 24)

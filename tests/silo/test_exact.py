@@ -15,7 +15,19 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.losses import cross_entropy, squared_error
 from silodp.core.problem import Problem
 from silodp.core.prox import L1
-from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query, WithoutReplacement
+from silodp.core.query import (
+    DisjointBatches,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    SteeredSteps,
+    WithoutReplacement,
+)
 from silodp.silo import exact, lattice
 from silodp.silo.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
 from silodp.silo.records import Records
@@ -113,16 +125,24 @@ def test_a_partition_that_is_no_permutation_is_refused_and_its_refusal_comes_thr
 def test_local_steps_are_steps_of_noisy_means_through_the_prox(silent):
     data, of = records(), problem(prox=L1(0.01))
     value = answerer(data, of).answer(Query(LocalSteps(W, 3, 0.5), Gaussian("a", 0.5, 2.0)), [0])[0]
-    local = W.double()
-    for _ in range(3):
-        local = of.prox(local - 0.5 * torch.from_numpy(clipped_mean(data.x[0], data.y[0], local)), 0.5)
-    assert float((value - (local - W.double())).norm()) < 1e-4
+    drift = torch.linspace(-1, 1, W.shape[-1])[None]
+    steered = answerer(data, of).answer(Query(SteeredSteps(W, 3, 0.5, drift), Gaussian("a", 0.5, 2.0)), [0])[0]
+    for got, push in ((value, 0.0), (steered, drift.double())):
+        local = W.double()
+        for _ in range(3):
+            local = of.prox(local - 0.5 * (torch.from_numpy(clipped_mean(data.x[0], data.y[0], local)) + push), 0.5)
+        assert float((got - (local - W.double())).norm()) < 1e-4
 
 
 def test_local_steps_that_leave_the_numbers_end_finite():
     for step in (1e308, 5e-324):
-        value = answerer().answer(Query(LocalSteps(W, 4, step), Gaussian("a", 1e9, 2.0)), [0])
-        assert bool(torch.isfinite(value).all())
+        for statistic in (
+            LocalSteps(W, 4, step),
+            SteeredSteps(W, 4, step, torch.full_like(W, 3e38)),
+            SteeredSteps(W, 4, 1.0, W.double() + 1e308),
+        ):
+            value = answerer().answer(Query(statistic, Gaussian("a", 1e9, 2.0)), [0])
+            assert bool(torch.isfinite(value).all())
 
 
 def test_feature_statistics_are_those_of_the_simulation(silent):

@@ -27,6 +27,7 @@ from silodp.core.query import (
     Poisson,
     Query,
     Release,
+    SteeredSteps,
     WithoutReplacement,
 )
 from silodp.silo.gate import Gate, check
@@ -83,15 +84,26 @@ SENSELESS = {
         Query(GradDiff(W, torch.zeros(2, DIM)), FINE),
         Query(GradDiff(W, torch.zeros(1, DIM - 1)), FINE),
         Query(LocalSteps(torch.zeros(1, 1), 2, 0.1), FINE),
+        Query(SteeredSteps(torch.zeros(1, 1), 2, 0.1, W), FINE),
+        Query(SteeredSteps(W, 2, 0.1, torch.zeros(1, 1)), FINE),
+        Query(SteeredSteps(W, 2, 0.1, torch.zeros(2, DIM)), FINE),
+        Query(SteeredSteps(W, 2, 0.1, torch.zeros(1, 2, DIM)), FINE),
+        Query(SteeredSteps(W, 2, 0.1, W.half()), FINE),
+        Query(SteeredSteps(W, 2, 0.1, W.long()), FINE),
     ],
     "not-finite": [
         Query(Grad(far(math.nan)), FINE),
         Query(Grad(far(math.inf)), FINE),
         Query(GradDiff(W, far(-math.inf)), FINE),
         Query(LocalSteps(far(math.nan), 2, 0.1), FINE),
+        Query(SteeredSteps(far(math.nan), 2, 0.1, W), FINE),
+        Query(SteeredSteps(W, 2, 0.1, far(math.nan)), FINE),
+        Query(SteeredSteps(W, 2, 0.1, far(-math.inf)), FINE),
     ],
     "steps": [
         Query(LocalSteps(W, 0, 0.1), FINE),
+        Query(SteeredSteps(W, 0, 0.1, W), FINE),
+        Query(SteeredSteps(W, 2, -0.1, W), FINE),
         Query(LocalSteps(W, -1, 0.1), FINE),
         Query(LocalSteps(W, 2, 0.0), FINE),
         Query(LocalSteps(W, 2, math.nan), FINE),
@@ -140,6 +152,7 @@ def test_what_no_policy_could_allow_is_refused_by_a_fixed_code_before_it_is_char
         Query(Grad(W), FINE),
         Query(GradDiff(W, W + 1), FINE.clipped(0.0)),
         Query(LocalSteps(W, 3, torch.tensor([[0.1]])), FINE),
+        Query(SteeredSteps(W, 3, 0.1, W.double()), FINE),
         Query(Grad(torch.zeros(3, DIM)), FINE.clipped(torch.ones(3, 1))),
         Query(Grad(W), replace(FINE, sampling=DisjointBatches(6, 5))),
         Query(Grad(W), replace(FINE, sampling=Poisson(1.0))),
@@ -155,11 +168,14 @@ def test_it_charges_before_it_computes():
     diary = Diary()
     gate_of(diary).answer(Query(Grad(W), FINE), (1,))
     gate_of(diary).answer(Query(LocalSteps(W, 5, 0.1), FINE), (0, 1))
+    gate_of(diary).answer(Query(SteeredSteps(W, 4, 0.1, W), FINE), (0,))
     assert diary.lines == [
         ("charge", 1, (1,)),
         ("compute", "Grad", (1,)),
         ("charge", 5, (0, 1)),
         ("compute", "LocalSteps", (0, 1)),
+        ("charge", 4, (0,)),
+        ("compute", "SteeredSteps", (0,)),
     ]
 
 

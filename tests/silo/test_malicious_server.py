@@ -19,7 +19,19 @@ from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, ask
 
 from silodp.core.accounting import Renyi
 from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query
+from silodp.core.query import (
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    SteeredSteps,
+)
 from silodp.core.query import WithoutReplacement as Without
 from silodp.silo.door import Door
 from silodp.silo.policy import CODES
@@ -52,7 +64,7 @@ class Server(random.Random):
 
     def statistic(self):
         w = self.point()
-        match self.randrange(8):
+        match self.randrange(9):
             case 0 | 1 | 2:
                 return Grad(w)
             case 3 | 4:
@@ -60,6 +72,8 @@ class Server(random.Random):
             case 5:
                 return LocalSteps(w, self.choice(COUNTS), self.choice(STEPS))
             case 6:
+                return SteeredSteps(w, self.choice(COUNTS), self.choice(STEPS), self.choice([w, self.point(), -w]))
+            case 7:
                 return Histogram(self.vector(), self.choice([FEATURES, *COUNTS]))
         return Moments(self.vector(), self.vector() + self.choice([0, 1, 10]))
 
@@ -200,17 +214,17 @@ samplings = st.one_of(
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(points, points, count, real, real | st.floats(1e-6, 10), real | st.floats(1, 1e4), samplings, st.integers(0, 2))
+@given(points, points, count, real, real | st.floats(1e-6, 10), real | st.floats(1, 1e4), samplings, st.integers(0, 3))
 def test_a_query_of_any_numbers_is_answered_or_refused_with_a_code(shared, w, v, steps, step, clip, noise, sampling, kind):
     w, v = (torch.tensor([p], dtype=torch.float64) for p in (w, v))
-    statistic = (Grad(w), GradDiff(w, v), LocalSteps(w, steps, step))[kind]
+    statistic = (Grad(w), GradDiff(w, v), LocalSteps(w, steps, step), SteeredSteps(w, steps, step, v))[kind]
     name = hashlib.sha256(repr((kind, steps, step, clip, noise, sampling, w.tolist(), v.tolist())).encode()).hexdigest()
     got = reply(shared, asked(name, statistic, clip=clip, noise=noise, sampling=sampling))
     if isinstance(got, Answer):
         assert POLICY.minimum_noise_multiplier <= got.event.noise_multiplier < 1e6
         assert 1 <= got.event.count <= POLICY.maximum_local_steps
         assert sampling.batch(N) >= POLICY.minimum_batch
-        assert bool(torch.isfinite(torch.cat([w[0], v[0]] if kind == 1 else [w[0]])).all())
+        assert bool(torch.isfinite(torch.cat([w[0], v[0]] if kind in (1, 3) else [w[0]])).all())
     else:
         assert got.code in CODES
         assert got.code not in ("internal", "ledger")

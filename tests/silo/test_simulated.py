@@ -24,6 +24,7 @@ from silodp.core.query import (
     Moments,
     Poisson,
     Query,
+    SteeredSteps,
     WithoutReplacement,
 )
 from silodp.lab.conformance.mechanism import check_mechanism
@@ -311,6 +312,28 @@ def test_local_steps_are_a_loop_of_clipped_proximal_steps_in_each_silo():
                 g = clipped_mean(problem, local, records.x[i, :n], records.y[i, :n], float(clips[j]))
                 local = problem.prox(local - steps[j] * g, float(steps[j]))
             assert torch.allclose(got[j, k], local - w[j], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steered_steps_add_their_drift_to_every_noisy_gradient(dtype):
+    problem, records = network(), Records.of(silos())
+    w, steps = points(problem, 2), torch.tensor([[0.5], [0.1]])
+    drift = points(problem, 2, seed=4).to(dtype)
+    got = Simulated(problem, records, [0]).answer(Query(SteeredSteps(w, 3, steps, drift), Gaussian("g", 0.2, 0.0)), (1,))
+    for j in range(2):
+        n, local = COUNTS[1], w[j]
+        for _ in range(3):
+            g = clipped_mean(problem, local, records.x[1, :n], records.y[1, :n], 0.2)
+            local = problem.prox(local - steps[j] * (g + drift[j].float()), float(steps[j]))
+        assert torch.allclose(got[j, 0], local - w[j], atol=1e-5)
+
+
+def test_a_drift_changes_no_noise():
+    problem, records = network(), Records.of(silos())
+    w, mechanism = points(problem), Gaussian("g", 0.2, 3.0)
+    plain = Simulated(problem, records, [0]).answer(Query(LocalSteps(w, 1, 0.5), mechanism), (0,))
+    steered = Simulated(problem, records, [0]).answer(Query(SteeredSteps(w, 1, 0.5, w), mechanism), (0,))
+    assert torch.allclose(steered, plain - 0.5 * w[:, None], atol=1e-5)
 
 
 def test_a_model_that_needs_the_fallback_answers_like_any_other():

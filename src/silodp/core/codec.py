@@ -41,6 +41,7 @@ _STATISTICS: Table = {
     "Grad": (core.Grad, {"w": POINT}),
     "GradDiff": (core.GradDiff, {"w": POINT, "reference": POINT}),
     "LocalSteps": (core.LocalSteps, {"w": POINT, "steps": INTEGER, "step": REAL}),
+    "SteeredSteps": (core.SteeredSteps, {"w": POINT, "steps": INTEGER, "step": REAL, "drift": POINT}),
     "Histogram": (core.Histogram, {"edges": VECTOR, "features": INTEGER}),
     "Moments": (core.Moments, {"low": VECTOR, "high": VECTOR}),
 }

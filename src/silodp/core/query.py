@@ -71,6 +71,16 @@ class LocalSteps:
 
 
 @dataclass(frozen=True, eq=False)
+class SteeredSteps(LocalSteps):
+    """LocalSteps each of which adds `drift` to its noisy gradient: a public vector for the silo that is asked, as SCAFFOLD's c - c_i.
+
+    Nothing but the noisy gradients depends on records, so the answer costs what LocalSteps cost.
+    """
+
+    drift: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Histogram:
     """For each feature the bin that a record falls in, one-hot over the public `edges`; each record's vector has norm sqrt(features)."""
 
@@ -109,7 +119,7 @@ class Moments:
         return math.sqrt(2 * self.features)
 
 
-Statistic = Grad | GradDiff | LocalSteps | Histogram | Moments
+Statistic = Grad | GradDiff | LocalSteps | SteeredSteps | Histogram | Moments
 
 
 # --- sampling: over which records ------------------------------------------------------------------------------------------------

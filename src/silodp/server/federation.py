@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.query import Query, Release
+from silodp.core.query import Query
+
+
+class Answered(Protocol):
+    """What came back: `value` (J, M, d), a private vector for each run and silo that answered, and the numbers of these M silos."""
+
+    @property
+    def value(self) -> Tensor: ...
+    @property
+    def silos(self) -> tuple[int, ...]: ...
 
 
 class Channel(Protocol):
-    """Carries one query to the named silos and brings their releases back, stacked on the silo axis."""
+    """Carries one query to the named silos and brings back the releases of those that answer, stacked on the silo axis."""
 
-    def ask(self, query: Query, silos: Sequence[int]) -> Release: ...
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered: ...
+
+
+class StopRun(Exception):
+    """The run cannot go on, for the reason that its sentence names; it ends with its last iterate."""
+
+
+class Absent(StopRun):
+    """None of the silos that were asked has answered; an algorithm that asks silos one by one may go on without this one."""
 
 
 class Port(Protocol):
     """What an algorithm may do."""
 
     def mean(self, query: Query) -> Tensor: ...
+    def each(self) -> Mapping[int, Port]: ...
     def cohort(self) -> Port: ...
 
 
@@ -41,6 +59,9 @@ class Everyone:
     def rehearsal(self) -> Everyone:
         """Who is charged in a dry run, from the first round on."""
         return self
+
+    def missed(self, answered: tuple[int, ...]) -> None:
+        """Only these answered the last draw; whoever did not is drawn again like anybody else."""
 
 
 class Uniform(Everyone):
@@ -110,11 +131,19 @@ class Federation:
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the mean over the answering silos, each with weight 1 / M_r as in the paper."""
-        return self._channel.ask(query, self._participation.draw()).value.mean(1)
+        asked = self._participation.draw()
+        answers = self._channel.ask(query, asked)
+        if answers.value.shape[1] < len(asked):
+            self._participation.missed(answers.silos)
+        return answers.value.mean(1)
+
+    def each(self) -> dict[int, Federation]:
+        """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""
+        return {i: Federation(self._channel, Fixed((i,))) for i in self._participation.draw()}
 
     def cohort(self) -> Federation:
         """The silos of one round, held fixed: an SVRG epoch must ask those who gave its anchor."""
-        return Federation(self._channel, Fixed(self._participation.draw()))
+        return Federation(self._channel, Cohort(self._participation.draw()))
 
 
 class Fixed(Everyone):
@@ -125,3 +154,24 @@ class Fixed(Everyone):
 
     def draw(self) -> tuple[int, ...]:
         return self.members
+
+
+class Cohort(Fixed):
+    """An epoch's silos: those of the members that answer the first question, which gives the anchor.
+
+    One of them that misses a later question is left out of that mean alone. If who drops out does not depend on the data, the mean of
+    the others' differences is still an unbiased estimate of the cohort's, and its error is at most that of the differences, which
+    shrink with the move of w; a silo that gave no anchor would bring the whole difference between silos instead.
+    """
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        super().__init__(members)
+        self._draws = 0
+
+    def draw(self) -> tuple[int, ...]:
+        self._draws += 1
+        return self.members
+
+    def missed(self, answered: tuple[int, ...]) -> None:
+        if self._draws == 1:
+            self.members = answered

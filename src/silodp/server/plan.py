@@ -57,6 +57,9 @@ class DryRun:
     def cohort(self) -> DryRun:
         return DryRun(Fixed(self._participation.draw()), self._silos, self._log)
 
+    def each(self) -> dict[int, DryRun]:
+        return {i: DryRun(Fixed((i,)), self._silos, self._log) for i in self._participation.draw()}
+
 
 class Nowhere:
     """A problem of one dimension, for dry runs."""

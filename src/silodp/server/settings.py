@@ -21,14 +21,21 @@ def find(name: str) -> Algorithm:
 
 
 def schedule(
-    algorithm: Algorithm, *, rounds: int, phase: int, local_steps: int, inner: int, restarts: int, slope: float
-) -> dict[str, int | float]:
+    algorithm: Algorithm, *, rounds: int, phase: int, local_steps: int, inner: int, restarts: int, slope: float,
+    momentum: float = 0.9, kappa: float = 0.7,
+) -> dict[str, int | float]:  # fmt: skip
     """The settings that `algorithm` takes, out of all that a user may give; what cannot be run is refused."""
     for name, value in (("rounds", rounds), ("phase", phase), ("local steps", local_steps), ("inner steps", inner), ("restarts", restarts)):
         if value < 1:
             raise BadInput(f"{name} is {value}; it must be 1 or more")
     if not slope > 0:
         raise BadInput(f"slope is {slope:g}; it must be greater than 0 (inf for the paper's plain form)")
+    if algorithm.name == "diff2" and math.isinf(slope):
+        raise BadInput("slope is inf, but diff2 has no other bound on a difference; give a finite slope, or use spider")
+    if not 0 <= momentum < 1:
+        raise BadInput(f"momentum is {momentum:g}; it must be 0 or more, and less than 1")
+    if not 0 < kappa <= 1:
+        raise BadInput(f"kappa is {kappa:g}; it must be greater than 0, and at most 1 (which is mb-sgd)")
     if "phase" in algorithm.settings and phase > rounds:
         raise BadInput(f"phase is {phase} but there are only {rounds} rounds; choose a phase between 1 and {rounds}")
     per_epoch = inner * (restarts if "restarts" in algorithm.settings else 1)
@@ -36,7 +43,7 @@ def schedule(
         raise BadInput(f"{rounds} rounds are less than one epoch of {per_epoch} inner steps; use fewer inner steps or more rounds")
     known = {
         "rounds": rounds, "phase": phase, "steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
-        "epochs": rounds // per_epoch,
+        "epochs": rounds // per_epoch, "momentum": momentum, "kappa": kappa,
     }  # fmt: skip
     return {name: known[name] for name in algorithm.settings}
 
@@ -70,7 +77,7 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
     if name == "full":
         return FullBatch()
     if name == "disjoint":
-        if not {"rounds"}.issuperset(algorithm.settings):
+        if algorithm.kinds != ("minibatch",) or "steps" in algorithm.settings:
             raise BadInput(f"{algorithm.name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd")
         return DisjointBatches(rounds)
     if name in ("poisson", "without-replacement"):

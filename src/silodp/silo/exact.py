@@ -27,7 +27,20 @@ from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query, Sampling
+from silodp.core.query import (
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    Sampling,
+    SteeredSteps,
+)
 from silodp.silo import lattice
 from silodp.silo.records import Records
 
@@ -94,10 +107,11 @@ class Exact:
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
         start = local = statistic.w.double()
+        drift = statistic.drift.double() if isinstance(statistic, SteeredSteps) else 0.0
         for _ in range(statistic.steps):
             g = self._release(self._gradients([local]), mechanism, start.shape[-1])
             try:
-                moved = self.problem.prox(local - statistic.step * g, statistic.step)
+                moved = self.problem.prox(local - statistic.step * (g + drift), statistic.step)
             except Exception:
                 break
             if not bool(torch.isfinite(moved).all()):

@@ -26,6 +26,7 @@ from silodp.core.query import (
     Poisson,
     Query,
     Release,
+    SteeredSteps,
     WithoutReplacement,
 )
 
@@ -71,7 +72,11 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
     statistic, mechanism = query.statistic, query.mechanism
     points: list[Tensor] = []
     if isinstance(statistic, Grad | GradDiff | LocalSteps):
-        points = [statistic.w, statistic.reference] if isinstance(statistic, GradDiff) else [statistic.w]
+        match statistic:
+            case GradDiff(w=w, reference=other) | SteeredSteps(w=w, drift=other):
+                points = [w, other]
+            case Grad(w=w) | LocalSteps(w=w):
+                points = [w]
         if any(p.shape != (runs, dim) or p.dtype not in (torch.float32, torch.float64) for p in points):
             raise Refused("shape")
     if isinstance(statistic, Histogram | Moments):

@@ -31,6 +31,7 @@ from silodp.core.query import (
     Poisson,
     Query,
     Sampling,
+    SteeredSteps,
     WithoutReplacement,
 )
 from silodp.silo.records import Records
@@ -45,8 +46,9 @@ class Simulated:
 
     label = "simulation: seeded pseudo-random float noise"
 
-    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int = 2**28) -> None:
-        self.problem, self.records, self.memory = problem, records, memory
+    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
+        self.problem, self.records = problem, records
+        self.memory = memory or (2**32 if records.x.is_cuda else 2**28)
         self.features = math.prod(records.x.shape[2:])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
@@ -62,23 +64,29 @@ class Simulated:
                 return self._noisy(self._mean(w, None, mechanism, silos), mechanism, silos)
             case GradDiff(w=w, reference=reference):
                 return self._noisy(self._mean(w, reference, mechanism, silos), mechanism, silos)
-            case LocalSteps(w=w, steps=steps, step=step):
-                step = step.unsqueeze(-1) if isinstance(step, Tensor) else step
-                start = w.unsqueeze(1)
-                local = start.expand(-1, len(silos), -1)
-                for _ in range(steps):
-                    g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
-                    local = self.problem.prox(local - step * g, step)
-                return local - start
+            case LocalSteps():
+                return self._local_steps(statistic, mechanism, silos)
             case Histogram(edges=edges):
                 return self._noisy(self._plain(histogram_sum(self.records, edges), mechanism, silos), mechanism, silos)
             case Moments(low=low, high=high):
                 return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
 
+    def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
+        start = statistic.w.unsqueeze(1)
+        drift = statistic.drift.to(start).unsqueeze(1) if isinstance(statistic, SteeredSteps) else 0.0
+        local = start.expand(-1, len(silos), -1)
+        for _ in range(statistic.steps):
+            g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
+            local = self.problem.prox(local - step * (g + drift), step)
+        return local - start
+
     def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
         at = list(silos)
         records = self.records if at == list(range(len(self.records))) else self.records.select(at)
         weight = self._weight(mechanism.sampling, at)
+        if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
+            records, weight = _chosen(records, weight)
         total = clipped_sum(self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory)
         return total / self._batch(mechanism.sampling, at).to(total)
 
@@ -128,3 +136,11 @@ class Simulated:
         keys = torch.from_numpy(generator.random((len(silos), self.records.x.shape[1])))
         keys[~self.records.mask[list(silos)].cpu()] = 2.0
         return keys.argsort(1).argsort(1)
+
+
+def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:
+    """The records of a small batch alone, padded to the largest among the silos."""
+    most = max(1, int(weight.count_nonzero(1).max()))
+    weight, index = weight.topk(most, dim=1)
+    silo = torch.arange(len(index), device=index.device).unsqueeze(1)
+    return Records(records.x[silo, index], records.y[silo, index], records.counts, records.names), weight

@@ -40,6 +40,11 @@ SETTINGS: dict[str, dict[str, float]] = {
     "local-sgd": {"rounds": 3, "steps": 2},
     "prox-pl-svrg": {"restarts": 2, "epochs": 1, "inner": 3, "slope": 1.0},
     "spider-alternate": {"rounds": 3, "slope": 1.0},
+    "diff2": {"rounds": 6, "phase": 3, "slope": 1.0},
+    "scaffold": {"rounds": 3, "steps": 2},
+    "momentum": {"rounds": 4, "momentum": 0.5},
+    "adam": {"rounds": 4, "momentum": 0.9},
+    "disk": {"rounds": 4, "kappa": 0.7},
 }
 SECRET = "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit understates their tails"
 RENYI = "no tight accountant is known for this sampling under replace-one; the Renyi bound charges more than anybody can learn"

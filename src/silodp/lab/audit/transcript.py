@@ -93,7 +93,8 @@ class _Stage:
         for _ in self.case.run()(Federation(channel, Everyone(len(records))), problem, start, **plan.mechanisms):
             pass
         attacker = Attacker([self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts[0], answerer)
-        return attacker, [(query, release.value[:, 0].double()) for query, _, release in channel.log]
+        heard = [(query, release.value[:, silos.index(0)]) for query, silos, release in channel.log if 0 in silos]
+        return attacker, [(query, value.double()) for query, value in heard]
 
     def rehearse(self, seeds: Sequence[int]) -> list[float]:
         """The real size of each release's noise over its claimed size."""

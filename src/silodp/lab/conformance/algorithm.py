@@ -37,7 +37,7 @@ def check_algorithm(
 
     `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
     an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches
-    there. Checked: the optimum; that it asks through fed.mean and fed.cohort alone, and knows of the problem its prox alone; that the
+    there. Checked: the optimum; that it asks through fed.mean, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
     ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
     together are the runs one at a time.
     """
@@ -62,7 +62,7 @@ def check_optimum(algorithm: Algorithm, problem: Problem, records: Records, *, o
 def check_narrow(
     algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, iterates: int, sampling: Sampling
 ) -> None:
-    """The port that the algorithm sees has `mean` and `cohort`, the problem `prox` and `dim`; it yields the promised number of points."""
+    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and `dim`; it yields the promised number of points."""
     plan = _unpriced(algorithm, 1.0, 0.5, sampling, records.counts)
     fed, _, _ = _connect(problem, records, plan, [0])
     asked: list[Query] = []
@@ -133,7 +133,7 @@ def check_runs_do_not_mix(
 
 
 class _Narrow:
-    """A federation with `mean` and `cohort` and nothing else."""
+    """A federation with `mean`, `cohort` and `each` and nothing else."""
 
     def __init__(self, name: str, fed: Port, asked: list[Query]) -> None:
         self._name, self._fed, self._asked = name, fed, asked
@@ -146,8 +146,11 @@ class _Narrow:
     def cohort(self) -> _Narrow:
         return _Narrow(self._name, self._fed.cohort(), self._asked)
 
+    def each(self) -> dict[int, _Narrow]:
+        return {i: _Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
+
     def __getattr__(self, attribute: str) -> None:
-        raise AssertionError(f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean and fed.cohort only")
+        raise AssertionError(f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, fed.cohort and fed.each only")
 
 
 class _ProxAlone:

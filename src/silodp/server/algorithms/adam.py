@@ -1,0 +1,28 @@
+"""Adam on the releases of MB-SGD: both moments are made of releases on the server, so they cost no privacy."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.server.federation import Port
+
+
+def adam(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, momentum: Number, minibatch: Gaussian,
+    decay: float = 0.999, floor: float = 1e-8,
+) -> Iterator[Tensor]:  # fmt: skip
+    """Kingma & Ba (2015), with momentum = beta_1, decay = beta_2 and floor = their epsilon. Noise is part of the second moment v.
+
+    The prox keeps the Euclidean metric, as AdamW's weight decay does: exact for f1 = 0 and for boxes, but another penalty is weighed
+    against the gradient divided by sqrt(v), not against the gradient.
+    """
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for r in range(rounds):
+        g = fed.mean(Query(Grad(w), minibatch.at(r)))
+        m, v = momentum * m + (1 - momentum) * g, decay * v + (1 - decay) * g.square()
+        first, second = m / (1 - momentum ** (r + 1)), v / (1 - decay ** (r + 1))
+        w = problem.prox(w - step * first / (second.sqrt() + floor), step)
+        yield w

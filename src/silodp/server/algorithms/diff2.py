@@ -1,0 +1,29 @@
+"""DIFF2-GD (Murata & Suzuki 2023) where each silo adds its own noise: SPIDER whose differences are clipped by the move of w alone."""
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Port
+
+
+def diff2(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
+) -> Iterator[Tensor]:
+    """A gradient clipped at C_1 = anchor.clip every T = `phase` rounds, and between them differences clipped at C_2 ||w_r - w_{r-1}||,
+    C_2 = slope: FedProx-SPIDER without its cap of 2 C_1, the same iterates as long as slope x move stays below that.
+
+    The paper hands over a uniformly random iterate (output rule "random") and has f1 = 0; its other subroutine, local steps, is not here.
+    """
+    h = prev = w
+    for r in range(rounds):
+        if r % phase == 0:
+            h = fed.mean(Query(Grad(w), anchor))
+        else:
+            h = h + fed.mean(ask_difference(w, prev, refine, anchor.clipped(math.inf), slope))
+        prev, w = w, problem.prox(w - step * h, step)
+        yield w

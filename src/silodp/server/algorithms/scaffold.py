@@ -1,0 +1,26 @@
+"""ISRL-DP SCAFFOLD (DP-SCAFFOLD, Noble et al. 2022): local steps corrected by control variates that the server keeps, all of them public."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Number, Query, SteeredSteps
+from silodp.server.federation import Port
+
+
+def scaffold(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
+    """Silo i steps along g_i - c_i + c, where c_i is its mean gradient of the last round that it answered and c the mean of all c_i.
+
+    Both follow from releases, so a silo keeps no state and pays for its local steps alone; a silo asked for the first time has c_i = c.
+    """
+    c, known = torch.zeros_like(w), dict[int, Tensor]()
+    for r in range(rounds):
+        moves = []
+        for i, silo in fed.each().items():
+            drift = c - known.get(i, c)
+            moves.append(silo.mean(Query(SteeredSteps(w, steps, step, drift), minibatch.at(r))))
+            known[i] = -moves[-1] / (steps * step) - drift
+        w, c = w + torch.stack(moves).mean(0), torch.stack(list(known.values())).mean(0)
+        yield w

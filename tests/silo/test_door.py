@@ -20,7 +20,19 @@ from silodp.core.codec import Answer, Envelope, Refusal, decode_query, decode_re
 from silodp.core.errors import BadInput
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Moments, Poisson, Query, WithoutReplacement
+from silodp.core.query import (
+    DisjointBatches,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    SteeredSteps,
+    WithoutReplacement,
+)
 from silodp.silo import door as module
 from silodp.silo import exact, lattice
 from silodp.silo import policy as policies
@@ -87,6 +99,7 @@ STATISTICS_ASKED = {
     "Grad": Grad(W),
     "GradDiff": GradDiff(W, W * 0.5),
     "LocalSteps": LocalSteps(W, 2, 0.1),
+    "SteeredSteps": SteeredSteps(W, 2, 0.1, W.double()),
     "Histogram": Histogram(torch.tensor([-1.0, 0.0, 1.0]), FEATURES),
     "Moments": Moments(torch.full((FEATURES,), -2.0), torch.full((FEATURES,), 2.0)),
 }
@@ -200,6 +213,9 @@ def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
         (asked("q", noise=1e30), "noise"),
         (asked("q", LocalSteps(W, 10**9, 0.1)), "steps"),
         (asked("q", LocalSteps(W, 1, -0.1)), "steps"),
+        (asked("q", SteeredSteps(W, 10**9, 0.1, W)), "steps"),
+        (asked("q", SteeredSteps(W, 1, 0.1, torch.zeros(1, D + 1))), "shape"),
+        (asked("q", SteeredSteps(W, 1, 0.1, torch.full((1, D), torch.inf))), "not-finite"),
         (asked("q", sampling=DisjointBatches(4, 4)), "batch"),
         (asked("q", Histogram(torch.zeros(2), 3)), "shape"),
         (b"", "malformed"),

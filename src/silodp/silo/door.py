@@ -1,7 +1,7 @@
 """The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
 
 What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
-function of the query, the policy and the ledger; no exception's text, no shape, no count and no log line passes. How long a reply takes
+function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long a reply takes
 does depend a little on records and noise (a Poisson batch's size, a record that must be computed alone): a courier that cares should
 answer at fixed times.
 """
@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,15 @@ def definition_hash(problem: Problem) -> str:
     return hashlib.sha256(problem.definition().encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Note:
+    """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, or the code of the refusal."""
+
+    code: str
+    query_id: str = "-"
+    statistic: str = "-"
+
+
 class Door:
     """Answers frames for the records of one silo, one at a time, within its policy and its ledger."""
 
@@ -48,8 +58,12 @@ class Door:
         signing_key: Ed25519PrivateKey | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
+        noted: Callable[[Note], None] = lambda note: None,
     ) -> None:
-        """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget."""
+        """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
+
+        `noted` is told of each frame, before its reply is sent.
+        """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
         if policy.budget != ledger.settings.budget:
@@ -60,7 +74,7 @@ class Door:
         _, self._held = ledger.hold(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
-        self._charges = Charges(ledger)
+        self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
         self._lock = threading.Lock()
         self._paused = False
         self.limit = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
@@ -76,13 +90,16 @@ class Door:
     def handle(self, frame: bytes) -> bytes:
         """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the records."""
         with self._lock:
+            self._note = Note("answered")
             try:
-                return self._answer(frame)
-            except Refused as refusal:
-                code = refusal.code if refusal.code in CODES else "internal"
-            except Exception:
-                code = "internal"
-            return encode_reply(Refusal(code), self._key)
+                reply = self._answer(frame)
+            except Exception as error:
+                code = error.code if isinstance(error, Refused) and error.code in CODES else "internal"
+                self._note = replace(self._note, code=code)
+                reply = encode_reply(Refusal(code), self._key)
+            with contextlib.suppress(Exception):  # a full disk stops no answer that was charged and stored
+                self._noted(self._note)
+            return reply
 
     def _answer(self, frame: bytes) -> bytes:
         """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if all before it agreed."""
@@ -90,12 +107,14 @@ class Door:
             raise Refused("paused")
         envelope, asker, digest = decode_query(frame, limit=self.limit)
         query, now = envelope.query, self._clock()
+        self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, held=self._held
         )
         if slip.answer is not None:
+            self._note = replace(self._note, code="repeated")
             return slip.answer
         self._exact.check(query)
         if not self._charges.known(envelope.query_id):

@@ -16,6 +16,8 @@ A policy never sees a record: what it refuses is a function of the query, of thi
     queries_per_hour = 500
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
+
+A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file; `silodp silo init` writes both with comments.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -131,26 +133,13 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """The policy in a TOML file; BadInput names the field that cannot be used."""
-        try:
-            return cls.of(tomllib.loads(Path(path).read_text("utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"policy {str(path)!r} cannot be read ({type(error).__name__}); give the path of a TOML file") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"policy {str(path)!r} is not TOML: {error}") from None
+        """The policy in a TOML file, whose table [daemon] is not its own; BadInput names the field that cannot be used."""
+        return cls.of({name: value for name, value in _read(path).items() if name != "daemon"})
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
         """The policy in a table with every field and no other."""
-        names = [field.name for field in fields(cls)]
-        for name in table:
-            if name not in names:
-                raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
-        for name in names:
-            if name not in table:
-                raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
-        frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-        return cls(**frozen)
+        return cls(**_complete(cls, table))
 
     @property
     def budget(self) -> Budget:
@@ -191,6 +180,82 @@ class Policy:
             raise Refused("run-limit")
         if counts.since(now - HOUR) >= self.queries_per_hour:
             raise Refused("rate")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a policy file."""
+
+    data: str
+    label: str
+    classes: tuple[str, ...]
+    model: str
+    model_sha256: str
+    prox: str
+    ledger: str
+    key: str
+    log: str
+    log_bytes: int
+    socket: str
+    socket_mode: str
+    socket_group: str
+    couriers: tuple[str, ...]
+    connections: int
+    timeout: float
+    maximum_frame: int
+
+    def __post_init__(self) -> None:
+        for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
+            _match(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
+        _match("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
+        _match("socket_group", self.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
+        _match(
+            "socket_mode", self.socket_mode, r"06[0-7]0", 'octal with read and write for the owner and nothing for others, such as "0660"'
+        )
+        for name in ("classes", "couriers"):
+            if not isinstance(value := getattr(self, name), tuple) or not all(isinstance(item, str) for item in value):
+                raise BadInput(f"policy: {name} is {value!r}; it must be a list of texts")
+        for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
+            if type(value := getattr(self, name)) is not int or not least <= value <= most:
+                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {most}")
+        _number("timeout", self.timeout, above=0, below=3601)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Place:
+        """The settings in a policy file, their paths taken from the file's own folder; BadInput names the field that cannot be used."""
+        table = _read(path).get("daemon")
+        if not isinstance(table, dict):
+            raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
+        place, folder = cls(**_complete(cls, table)), Path(path).resolve().parent
+        paths = {name: str(folder / getattr(place, name)) for name in ("data", "ledger", "key", "log", "socket")}
+        return replace(place, **paths, model=str(folder / place.model) if place.model_file else place.model)
+
+    @property
+    def model_file(self) -> str | None:
+        """FILE.py of a model FILE.py:FUNCTION."""
+        path, _, function = self.model.rpartition(":")
+        return path if path.endswith(".py") and function else None
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"policy {str(path)!r} cannot be read ({type(error).__name__}); give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"policy {str(path)!r} is not TOML: {error}") from None
+
+
+def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with lists made tuples, if it has every field of the dataclass and no other."""
+    names = [field.name for field in fields(cls)]
+    for name in table:
+        if name not in names:
+            raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
+    for name in names:
+        if name not in table:
+            raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 def _number(name: str, value: object, *, above: float, below: float = 1e300) -> None:

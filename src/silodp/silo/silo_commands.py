@@ -1,0 +1,328 @@
+"""`silodp silo`: for the operator of a silo. `init` makes what a gate daemon needs, `serve` is the daemon, `status` says how it is.
+
+What is printed here, and what `silo.json` hands to the server's operator, holds no value of a record; n is public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from silodp.silo.policy import Place
+
+silo = typer.Typer(help="One silo's gate: make it, run it, look at it.", no_args_is_help=True)
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+PolicyFile = Annotated[Path, typer.Argument(help="The silo's policy.toml.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+COMMENTS = {
+    "silo": "The silo's name in its answers.",
+    "epsilon": "The privacy budget of each record over everything that will ever be asked. The ledger was made with it.",
+    "delta": "The probability to which epsilon may fail.",
+    "definition": "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and torch version.",
+    "statistics": "Which statistics may be asked; a name that the gate does not know is refused with the list of those it does.",
+    "samplings": "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where the ledger's rule has a price for them.",
+    "clip": "Smallest and largest clip threshold of a record's vector.",
+    "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
+    "minimum_batch": "Records in a batch, at least.",
+    "maximum_local_steps": "Local steps that one query may ask for.",
+    "queries_per_run": "New answers to one run, at most.",
+    "queries_per_hour": "New answers in an hour, at most.",
+    "expires": "The last day on which anything is answered.",
+    "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
+    "data": "The silo's own file: CSV, Parquet or NPZ. Paths are relative to this file's folder.",
+    "label": "Its column with the label.",
+    "classes": "The public list of classes, in order; empty for a number.",
+    "model": "linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION, called with (features, outputs).",
+    "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
+    "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ...",
+    "ledger": "The budget's ledger. It is never made anew.",
+    "key": "The key with which the silo signs its answers. It stays here.",
+    "log": "What was asked and what it cost; no data.",
+    "log_bytes": "Size at which a log is put aside; five of them are kept.",
+    "socket": "Where the courier knocks.",
+    "socket_mode": "Its mode; others than owner and group are never let in.",
+    "socket_group": "Its group, which the courier's user belongs to; \"\" leaves the daemon's own.",
+    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",
+    "connections": "Open connections, at most.",
+    "timeout": "Seconds after which a silent or slow courier is hung up on.",
+    "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
+}
+
+
+@dataclass(frozen=True)
+class Silo:
+    """What the server's operator needs to know of a silo, all of it public; and where its policy is."""
+
+    name: str
+    key: str
+    records: int
+    epsilon: float
+    delta: float
+    rule: str
+    model: str
+    prox: str
+    features: tuple[str, ...]
+    classes: tuple[str, ...]
+    parameters: int
+    definition: str
+    policy: str
+    findings: tuple[str, ...] = ()
+
+    def card(self) -> dict[str, Any]:
+        """All but what is for the silo's operator alone."""
+        return {name: value for name, value in asdict(self).items() if name not in ("policy", "findings")}
+
+
+def provision(
+    folder: Path,
+    *,
+    data: Path,
+    label: str,
+    name: str,
+    epsilon: float,
+    delta: float | None = None,
+    classes: Sequence[str] | None = None,
+    model: str = "mlp:16",
+    prox: str = "zero",
+    rule: str = "gdp",
+    askers: Sequence[str] = (),
+    anchor: Path | None = None,
+    registry: Path | None = None,
+    **changes: Any,
+) -> Silo:
+    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
+
+    `changes` are other values for fields of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from silodp.core.accounting import Budget
+    from silodp.silo.daemon import approved_problem, file_hash, read_records
+    from silodp.silo.door import definition_hash
+    from silodp.silo.durable import DurableLedger, Identity
+    from silodp.silo.ledger_commands import _rule
+    from silodp.silo.policy import Place, Policy
+
+    own = {field.name for field in fields(Place)}
+    found: dict[str, Any] = _place(data, label, classes, model, prox)
+    for field in changes:
+        if field not in COMMENTS:
+            raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
+    place = Place(**found | {k: v for k, v in changes.items() if k in own})
+    if place.model_file:
+        place = replace(place, model_sha256=file_hash(place.model_file))
+    x, y, features = read_records(place)
+    problem = approved_problem(place, x.shape[1])
+    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    kept = _rule(rule, [], budget)
+    limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
+    limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
+    policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    key = Ed25519PrivateKey.generate()
+    made = Silo(
+        name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
+        model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
+        policy=str(folder / "policy.toml"), findings=tuple(findings(x, y, features, place)),
+    )  # fmt: skip
+    try:
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # the courier's user must come to the socket, and sees nothing else
+        with ExitStack() as undo:
+            text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place))
+            for path, content in (
+                (folder / "policy.toml", text),
+                (folder / place.key, key.private_bytes_raw().hex() + "\n"),
+                (folder / "silo.json", json.dumps(made.card(), indent=1) + "\n"),
+            ):
+                _write_new(path, content)
+                undo.callback(path.unlink)
+            DurableLedger.create(
+                folder / place.ledger,
+                rule=kept,
+                budget=budget,
+                records=len(y),
+                identity=Identity.of(x, y),
+                anchor=anchor,
+                registry=registry,
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
+    return made
+
+
+def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str) -> dict[str, Any]:
+    path, _, function = model.rpartition(":")
+    return {
+        "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
+        "model": f"{Path(path).resolve()}:{function}" if path.endswith(".py") else model, "model_sha256": "", "prox": prox,
+        "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "log_bytes": 1_000_000, "socket": "gate.sock", "socket_mode": "0660",
+        "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
+    }  # fmt: skip
+
+
+def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, rule: str) -> dict[str, Any]:
+    exact, today = ("FullBatch", "DisjointBatches"), datetime.now(UTC).date()
+    return {
+        "silo": name, "epsilon": epsilon, "delta": delta, "definition": definition, "statistics": ("Grad", "GradDiff", "LocalSteps"),
+        "samplings": exact if rule == "gdp" else (*exact, "Poisson", "WithoutReplacement"), "clip": (1e-6, 100.0),
+        "minimum_noise_multiplier": 0.5, "minimum_batch": max(1, n // 20), "maximum_local_steps": 20, "queries_per_run": 1000,
+        "queries_per_hour": 1000, "expires": date(today.year + 1, today.month, 28),
+    }  # fmt: skip
+
+
+def policy_text(policy: dict[str, Any], place: dict[str, Any]) -> str:
+    """The file that `Policy.load` and `Place.load` read, each field with its comment."""
+    head = "What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it."
+    lines = [f"# {head}", *_fields(policy), "", "[daemon]", *_fields(place)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(table: dict[str, Any]) -> list[str]:
+    return [line for name, value in table.items() for line in ("", f"# {COMMENTS[name]}", f"{name} = {_toml(value)}")]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return (
+        json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value.isoformat() if isinstance(value, date) else repr(value)
+    )
+
+
+def _write_new(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place) -> list[str]:
+    """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
+    import numpy as np
+
+    from silodp.silo.daemon import exposed
+
+    n, said = len(y), []
+    if n < 100:
+        said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
+    if copies := n - len(np.unique(np.column_stack([x, y]), axis=0)):
+        said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
+    spread = x.max(0) - x.min(0)
+    if same := [features[j] for j in np.flatnonzero(spread == 0)[:5]]:
+        said.append(f"Columns that are the same in every record tell a model nothing: {', '.join(same)}.")
+    for j in range(x.shape[1]):
+        if n > 20 and bool((x[:, j] == np.round(x[:, j])).all()) and spread[j] == n - 1 and len(np.unique(x[:, j])) == n:
+            said.append(f"Column {features[j]} numbers the records; leave such a column out of the features.")
+    widths = x.std(0)[spread > 0]
+    if widths.size and widths.max() > 100 * widths.min():
+        said.append(
+            "Columns differ in scale by a factor of more than 100; divide each by a public range, or few of them will be learnt from."
+        )
+    empty = [name for k, name in enumerate(place.classes) if not bool((y == k).any())]
+    if place.classes and empty:
+        said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
+    if open_to := exposed(place.data, place):
+        said.append(f"{open_to}; until then the daemon does not start.")
+    return said
+
+
+@silo.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder for policy, key and ledger; made if it is not there.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
+    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
+    rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi or renyi:ORDER.")] = "gdp",
+    asker: Annotated[list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")] = None,
+    anchor: Annotated[
+        Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
+
+    Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
+    """
+    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    made = provision(
+        folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
+        prox=prox, rule=rule, askers=asker or (), anchor=anchor,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(asdict(made)))
+        return
+    out.print(f"{made.name}: {made.records} records, {len(made.features)} features, a model of {made.parameters} parameters.")
+    for sentence in made.findings:
+        out.print(f"- {sentence}")
+    out.print(
+        f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it."
+    )
+    out.print(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
+    out.print(f"Then start the gate: silodp silo serve {made.policy}")
+
+
+@silo.command()
+def serve(policy: PolicyFile) -> None:
+    """Answer queries on the policy's socket until SIGTERM.
+
+    Example: `silodp silo serve clinic/policy.toml`
+    """
+    from silodp.silo import daemon
+
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the records
+    with daemon.signalled() as stop:
+        daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
+
+
+@silo.command()
+def status(policy: PolicyFile, as_json: Json = False) -> None:
+    """Whether the gate runs, what is left of the budget, what was answered and refused.
+
+    Example: `silodp silo status clinic/policy.toml`
+    """
+    from silodp.silo import daemon
+    from silodp.silo.durable import DurableLedger
+    from silodp.silo.policy import Place, Policy
+
+    rules, place = Policy.load(policy), Place.load(policy)
+    runs, opened, words = daemon.running(place.ledger), DurableLedger.open(Path(place.ledger)), daemon.tally(place.log)
+    count, head = opened.head()
+    acts = [entry.act for entry in opened.entries()]
+    passed = ("answered", "repeated", "started", "stopped")
+    found = {
+        "silo": rules.silo, "running": runs, "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
+        "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),
+        "charged": acts.count("charge"), "answered": acts.count("answer"), "repeated": words.get("repeated", 0),
+        "refused": {code: times for code, times in sorted(words.items()) if code not in passed},
+        "count": count, "head": head, "expires": rules.expires.isoformat(),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(found))
+        return
+    out.print(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
+    out.print(f"Epsilon {found['spent_epsilon']:.4g} of {rules.epsilon:g} is spent; {1 - found['used']:.1%} of the budget is left.")
+    refused = [f"{code} {times}" for code, times in found["refused"].items()]
+    said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
+    out.print(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
+    out.print(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")

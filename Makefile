@@ -20,9 +20,13 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(READY)
-	$(BIN)/python benchmarks/gradients.py
-	$(BIN)/python benchmarks/noise.py
+bench:  # in an environment of its own, see benchmarks/requirements.txt
+	$(PYTHON) -m venv $(VENV)/peers
+	$(VENV)/peers/bin/pip install --quiet torch==2.13.0
+	$(VENV)/peers/bin/pip install --quiet --requirement benchmarks/requirements.txt --editable .
+	$(VENV)/peers/bin/pip install --quiet --no-deps pfl==0.6.0
+	$(VENV)/peers/bin/python -m benchmarks
+	$(VENV)/peers/bin/python -m benchmarks.noise
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
 """What exact noise costs: microseconds per coordinate, on one core, of silodp's rounded Gaussian, OpenDP's discrete Gaussian, torch.randn.
 
-    OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/noise.py
+    OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.noise
 
 The ratio is to silodp. torch.randn is float noise from a seeded generator: fast, and neither exact nor secret. OpenDP is timed through its
 Python interface, as a user would call it, once per row; the others take the best of five.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from silodp.cli import main
+from silodp.server.algorithms import ALGORITHMS
 
 
 @pytest.fixture
@@ -123,10 +124,17 @@ def test_train_with_public_ranges_spends_nothing_on_scaling(silodp, hospitals):
     assert kinds == ["anchor", "refine"] * 2
 
 
-@pytest.mark.parametrize("algorithm", ["prox-sgd", "mb-sgd", "local-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains(silodp, algorithm):
     words = ("train", "--data", "digits", "--algorithm", algorithm, "--rounds", 10, "--epsilon", 8, "--out", "run", "--json")
     assert silodp(*words)[0] == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_is_planned_to_spend_its_budget(silodp, algorithm):
+    code, out, err = silodp("plan", "--algorithm", algorithm, "--records", 500, "--records", 700, "--rounds", 10, "--epsilon", 3, "--json")
+    assert code == 0, err
+    assert all(s["spent_epsilon"] == pytest.approx(3, rel=1e-6) for s in json.loads(out)["silos"])
 
 
 @pytest.mark.parametrize("words", [("--sampling", "poisson:0.2"), ("--sampling", "without-replacement:0.2"), ("--sampling", "disjoint"),
@@ -202,7 +210,7 @@ def test_missing_data_says_how_to_get_it(silodp):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--algorithm", "adam"), "spider"), (("--model", "resnet"), "mlp"), (("--prox", "l7:1"), "l1"), (("--sampling", "half"), "poisson"),
+        (("--algorithm", "lamb"), "spider"), (("--model", "resnet"), "mlp"), (("--prox", "l7:1"), "l1"), (("--sampling", "half"), "poisson"),
         (("--participation", "most"), "balanced"), (("--epsilon", "x"), "epsilon"), (("--epsilon", "nobody=1"), "nobody"),
         (("--delta", "2"), "delta"), (("--rule", "moments"), "renyi"), (("--output", "best"), "last"), (("--slope", "-1"), "slope"),
     ],

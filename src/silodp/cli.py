@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +18,7 @@ from rich.table import Table
 from silodp.core.errors import BadInput, Refused
 from silodp.lab.audit.command import audit
 from silodp.silo.ledger_commands import ledger
+from silodp.silo.silo_commands import silo as silo_commands
 
 app = typer.Typer(
     help="Federated learning for people who do not trust the server: every silo's messages are differentially private for each record.",
@@ -23,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(ledger, name="ledger")
+app.add_typer(silo_commands, name="silo")
 app.command()(audit)
 out = Console(highlight=False)
 
@@ -30,16 +35,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them.")]
 AlgorithmName = Annotated[
-    str, typer.Option("--algorithm", help="prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider or spider-alternate.")
+    str,
+    typer.Option(
+        "--algorithm",
+        help="prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk.",
+    ),
 ]
 Rounds = Annotated[int, typer.Option(help="Communication rounds R.")]
-Phase = Annotated[int, typer.Option(help="SPIDER's phase q: a fresh anchor every q rounds.")]
+Phase = Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")]
 Clip = Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm.")]
 Slope = Annotated[
     float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf is the paper's plain form.")
 ]
-LocalSteps = Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd.")]
+LocalSteps = Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")]
 Inner = Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")]
+Momentum = Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")]
+Kappa = Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")]
 Restarts = Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")]
 SamplingName = Annotated[str | None, typer.Option("--sampling", help="full, disjoint, poisson:RATE or without-replacement:RATE.")]
 Participation = Annotated[str, typer.Option(help="Who answers a round: all, uniform:M, random:M or balanced:M.")]
@@ -88,27 +99,29 @@ def compare(
     """
     from silodp.lab import compare as lab
     from silodp.lab.figures import draw_comparison
+    from silodp.lab.study import EPSILONS, demo
 
     for name, value in (("rounds", rounds), ("trials", trials), ("hidden", hidden)):
         positive(name, value)
-    epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else lab.EPSILONS))
-    study = lab.Study(data, rounds, 2 if quick else trials, epsilons, hidden, full)
+    epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else EPSILONS))
+    study = replace(demo(data, rounds, hidden=hidden, full=full), trials=2 if quick else trials, epsilons=epsilons)
     folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *(["full"] if full else ["quick"] if quick else [])])
-    try:
-        rows = lab.compare(study, folder, data_dir=data_dir, quiet=as_json)
-    except KeyboardInterrupt:
-        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
-        raise typer.Exit(130) from None
-    draw_comparison(rows, folder, title=f"{data}, R = {rounds}, {study.trials} random splits")
+    with interruptible():
+        rows = lab.carry_out({folder: study}, data_dir=data_dir, quiet=as_json)[folder]
+    draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
     gains = {
-        of: {over: lab.improvement(rows, over, of) for over in ("mb-sgd", "local-sgd", "spider-paper")} for of in ("spider", "spider-diff")
+        of: {over: lab.improvement(rows, over, of) for over in ("mb-sgd", "local-sgd", "spider-diff-paper")}
+        for of in ("spider", "spider-diff")
     }
     if as_json:
         print(json.dumps({"rows": rows, "improvement_percent": gains, "note": lab.NOTE, "folder": str(folder)}))
         return
     for table in _comparison_tables(rows, epsilons):
         out.print(table)
-    phases = ", ".join(f"{r['settings']['phase']:g}" for r in rows if r["curve"] == "spider")
+    tuned = (r for r in rows if r["curve"] == "spider")
+    phases = ", ".join(
+        "1" if r["algorithm"] == "mb-sgd" else f"{r['settings']['phase']:g}" if r["algorithm"] == "spider" else "alternate" for r in tuned
+    )
     out.print(f"SPIDER is tuned as in the paper, phase 1 (which is MB-SGD) included; training loss chose the phases {phases}.")
     out.print("Average relative difference of SPIDER's test error, tuned over all phases / over phases > 1:")
     paper = {"mb-sgd": "MB-SGD (the paper found 1.72 % lower)", "local-sgd": "Local SGD (the paper found 6.06 % lower)"}
@@ -117,6 +130,100 @@ def compare(
         out.print(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
     out.print(lab.NOTE)
     out.print(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """For work that is kept as it is finished."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str], typer.Argument(help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, or figures by name.")
+    ],
+    reduced: Annotated[bool, typer.Option("--reduced", help="Few trials, epsilons and settings: minutes on two cores.")] = False,
+    trials: Annotated[int | None, typer.Option(help="Random train/test splits.")] = None,
+    shard: Annotated[
+        str, typer.Option(help="i/k: this machine's part of the work; the folder's results are the union of all parts.")
+    ] = "1/1",
+    gpu: Annotated[bool, typer.Option("--gpu/--cpu", help="Whether to use a GPU if there is one.")] = True,
+    data_dir: DataDir = None,
+    out_dir: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The paper's figures with exact accounting: PNG, SVG, a small table, and a paragraph on whether its claims hold.
+
+    Interrupt it and run it again: it goes on where it stopped.
+
+    Examples: `silodp reproduce wbcd` · `silodp reproduce mnist --reduced --data-dir DIR` · `silodp reproduce all --shard 1/4 --data-dir DIR`
+    """
+    from silodp.lab import compare as lab
+    from silodp.lab import study as studies
+    from silodp.lab.figures import draw_comparison
+    from silodp.lab.gallery import reading, title_of
+
+    found = {name: study for figure in figures for name, study in studies.studies_by_name(figure).items()}
+    if reduced:
+        found = {f"{name}-reduced": studies.reduced(study) for name, study in found.items()}
+    if trials is not None:
+        found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
+    folder = out_dir or Path("runs") / "reproduce"
+    with interruptible():
+        done = lab.carry_out(
+            {folder / name: study for name, study in found.items()}, data_dir=data_dir, quiet=as_json, shard=_shard(shard), gpu=gpu
+        )
+    shown = []
+    for name, study in found.items():
+        if rows := done.get(folder / name):
+            draw_comparison(rows, folder / name / "figure", title=f"{title_of(study)}, {study.trials} random splits")
+            paper = set(studies.PAPER) <= set(study.methods)
+            shown.append({"figure": name, "folder": str(folder / name), "reading": reading(rows) if paper else "", "rows": rows})
+    if as_json:
+        print(json.dumps({"figures": shown, "note": lab.NOTE}))
+        return
+    for entry in shown:
+        out.print(f"{entry['figure']}: {entry['reading']}\n  {entry['folder']}: results.csv, figure.csv, figure.png, figure.svg.")
+    if len(shown) < len(found):
+        out.print(
+            f"{len(found) - len(shown)} of {len(found)} studies wait for the other shards; run the command on all of them in one folder."
+        )
+    out.print(lab.NOTE)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise BadInput(f"shard {text!r} is not i/k with 1 <= i <= k, such as 2/8")
+    return int(part), int(parts)
+
+
+@app.command()
+def gallery(
+    runs: Annotated[Path, typer.Option(help="Where `silodp reproduce` has put its folders.")] = Path("runs/reproduce"),
+    docs: Annotated[Path, typer.Option(help="Where the pages, and the tables and figures beside them, are kept.")] = Path("docs"),
+) -> None:
+    """Pages of results (figures, leaderboard, where variance reduction helps) from the tables of finished studies.
+
+    Takes the tables of studies that are finished in --runs along, and redraws everything from the tables in --docs.
+
+    Example: `silodp gallery`
+    """
+    from silodp.lab.gallery import write_gallery
+    from silodp.lab.study import STUDIES
+
+    tables = docs / "figures"
+    tables.mkdir(parents=True, exist_ok=True)
+    for name in STUDIES:
+        if (source := runs / name / "figure.csv").exists():
+            (tables / f"{name}.csv").write_bytes(source.read_bytes())
+    for page in write_gallery(docs, tables):
+        out.print(f"{page}")
 
 
 def _lower(percent: float) -> str:
@@ -141,7 +248,7 @@ def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Ta
     for column in ("claimed", "SPIDER, phase > 1", "spends", "MB-SGD", "spends", "Local SGD", "spends"):
         paper.add_column(column, justify="right")
     for e in epsilons:
-        cells = [(cell(c, e), by.get((c, e))) for c in ("spider-paper", "mb-sgd-paper", "local-sgd-paper")]
+        cells = [(cell(c, e), by.get((c, e))) for c in ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")]
         spent = [
             f"[red]{r['spent_epsilon']:.2f}[/red]" if r and r["spent_epsilon"] > e else f"{r['spent_epsilon']:.2f}" if r else ""
             for _, r in cells
@@ -163,6 +270,8 @@ def plan(
     local_steps: LocalSteps = 2,
     inner: Inner = 5,
     restarts: Restarts = 2,
+    momentum: Momentum = 0.9,
+    kappa: Kappa = 0.7,
     sampling: SamplingName = None,
     participation: Participation = "all",
     rule: RuleName = None,
@@ -187,7 +296,10 @@ def plan(
     wish = Wish(
         algorithm=algorithm, records=tuple(records or (1000,)), epsilon=epsilon, delta=delta, clip=positive("clip", clip), noise=noise,
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, user_level=user_level, seed=seed,
-        schedule={"rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope},
+        schedule={
+            "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
+            "momentum": momentum, "kappa": kappa,
+        },
         theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
     )  # fmt: skip
     answer = planned(wish)
@@ -227,6 +339,8 @@ def train(
     local_steps: LocalSteps = 2,
     inner: Inner = 5,
     restarts: Restarts = 2,
+    momentum: Momentum = 0.9,
+    kappa: Kappa = 0.7,
     sampling: SamplingName = None,
     participation: Participation = "all",
     rule: RuleName = None,
@@ -253,7 +367,10 @@ def train(
         epsilon=tuple(epsilon or ("3",)), delta=tuple(delta or ()), step=positive("step", step), clip=positive("clip", clip),
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, scale=scale, output_rule=output_rule,
         user_level=user_level, seed=seed, data_dir=data_dir, folder=out_dir or Path("runs") / "train",
-        schedule={"rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope},
+        schedule={
+            "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
+            "momentum": momentum, "kappa": kappa,
+        },
     )  # fmt: skip
     summary = run_request(request, quiet=as_json)
     if as_json:
@@ -293,12 +410,10 @@ def data(as_json: Json = False) -> None:
 
 
 @app.command()
-def rates(
-    repeats: Annotated[int, typer.Option(help="Independent runs averaged at each point.")] = 100,
-    out_dir: Out = None,
-    as_json: Json = False,
-) -> None:
-    """How excess risk scales with the privacy parameter mu and with n, on a strongly convex problem, with fitted slopes and a figure.
+def rates(out_dir: Out = None, as_json: Json = False) -> None:
+    """The ISRL-DP theorems as slopes: excess risk and gradient-mapping norm against epsilon, n, N and d, beside the theory's.
+
+    Each point runs the schedule and noise of its theorem on a problem whose constants are known. A table, a figure, and every point.
 
     Example: `silodp rates`
     """
@@ -306,18 +421,26 @@ def rates(
     from silodp.lab.rates import measure
 
     folder = out_dir or Path("runs") / "rates"
-    fits = measure(repeats, folder)
+    try:
+        fits = measure(folder, quiet=as_json)
+    except KeyboardInterrupt:
+        print("silodp: interrupted; nothing is kept, since the whole study takes a few minutes", file=sys.stderr)
+        raise typer.Exit(130) from None
     draw_rates(fits, folder)
     if as_json:
         print(json.dumps({"fits": fits, "folder": str(folder)}))
         return
-    table = Table(title="log-log slope of excess risk where noise dominates")
-    for column in ("algorithm", "against", "slope", "theory"):
-        table.add_column(column)
+    table = Table(title="Log-log slopes: excess risk (Prox-SGD, SVRG) and squared gradient mapping (SPIDER)")
+    for column in ("theorem", "algorithm", "against", "slope", "± s.e.", "theory", "as run", "value / lower bound", "verdict"):
+        table.add_column(column, justify="right" if column in ("slope", "± s.e.", "theory", "as run") else "left", overflow="fold")
     for fit in fits:
-        table.add_row(fit["algorithm"], fit["against"], f"{fit['slope']:+.3f}", f"{fit['theory']:+d}")
+        ratios = [p["ratio"] for p in fit["points"]]
+        slopes = (f"{fit['slope']:+.2f}", f"{fit['slope_error']:.2f}", f"{fit['theory']:+.2f}", f"{fit['as_run']:+.2f}")
+        span = f"{min(ratios):.3g} to {max(ratios):.3g}"
+        table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, span, fit["verdict"])
     out.print(table)
-    out.print(f"Figure and numbers: {folder}")
+    out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; lower bounds have the constant 1.")
+    out.print(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")
 
 
 if __name__ == "__main__":

@@ -5,21 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from silodp.core.clipping import clipped_sum
 from silodp.core.problem import Problem
 from silodp.core.prox import gradient_mapping
 from silodp.silo.records import Records
 
 
+def _parts(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """As many runs at a time as keep a few hundred megabytes busy."""
+    return w.split(max(1, 2**23 // max(1, x.numel())))
+
+
 @torch.no_grad()
 def training_loss(problem: Problem, w: Tensor, records: Records) -> Tensor:
     """(J,): F(w) = mean over silos of each silo's mean loss, plus f1(w)."""
-    per_silo = [problem.losses(w, records.x[i, :n], records.y[i, :n]).double().mean(-1) for i, n in enumerate(records.counts)]
+    per_silo = [
+        torch.cat([problem.losses(part, records.x[i, :n], records.y[i, :n]).double().mean(-1) for part in _parts(w, records.x[i])])
+        for i, n in enumerate(records.counts)
+    ]
     return torch.stack(per_silo).mean(0) + problem.prox.value(w).double()
 
 
 @torch.no_grad()
 def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """(J,): share of records whose class is predicted wrongly. A model whose output is not finite is wrong everywhere."""
+    return torch.cat([_error_rate(problem, part, x, y) for part in _parts(w, x)])
+
+
+def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     scores = problem.outputs(w, x)
     wrong = (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
     return (wrong | ~torch.isfinite(scores).all(-1)).double().mean(-1)
@@ -27,8 +40,6 @@ def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def mapping_norm(problem: Problem, w: Tensor, records: Records, step: float) -> Tensor:
     """(J,): norm of the proximal gradient mapping on the raw data, the paper's measure of stationarity."""
-    from silodp.core.clipping import clipped_sum
-
     total = clipped_sum(problem, w, records.x, records.y, records.mask.to(records.x.dtype), torch.inf)
     counts = torch.tensor(records.counts).to(total).unsqueeze(-1)
     return gradient_mapping(w, (total / counts).mean(1), problem.prox, step).norm(dim=-1)

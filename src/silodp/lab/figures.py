@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log
 from pathlib import Path
 
 import matplotlib
@@ -11,18 +12,21 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 
-from silodp.lab.compare import CURVES
+from silodp.lab.study import CURVES
+
+matplotlib.rcParams["svg.hashsalt"] = "silodp"  # the same figure is the same file
 
 STYLE = {
     "spider": ("#0b5fa5", "-", "o"), "spider-diff": ("#7fb2dd", "-", "D"), "mb-sgd": ("#d1495b", "-", "s"), "local-sgd": ("#2e8b57", "-", "^"),
-    "spider-paper": ("#0b5fa5", ":", "o"), "mb-sgd-paper": ("#d1495b", ":", "s"), "local-sgd-paper": ("#2e8b57", ":", "^"),
-    "mb-sgd-open": ("#d1495b", "--", ""), "local-sgd-open": ("#2e8b57", "--", ""),
+    "spider-paper": ("#0b5fa5", ":", "o"), "spider-diff-paper": ("#7fb2dd", ":", "D"), "mb-sgd-paper": ("#d1495b", ":", "s"),
+    "local-sgd-paper": ("#2e8b57", ":", "^"), "spider-open": ("#0b5fa5", "--", ""), "mb-sgd-open": ("#d1495b", "--", ""),
+    "local-sgd-open": ("#2e8b57", "--", ""),
 }  # fmt: skip
 
 
-def draw_comparison(rows: Sequence[dict], folder: Path, *, title: str) -> None:
-    """figure.png and figure.svg: test error against epsilon, one curve for each algorithm and noise, with standard errors."""
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
+    """PNG and SVG of that stem: test error against epsilon, one curve for each algorithm and noise, with standard errors."""
+    figure, axes = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
     for curve, (color, line, marker) in STYLE.items():
         mine = [r for r in rows if r["curve"] == curve]
         if curve.endswith("-open"):
@@ -39,27 +43,38 @@ def draw_comparison(rows: Sequence[dict], folder: Path, *, title: str) -> None:
             axes.minorticks_off()
     axes.set(xlabel="epsilon of every record (delta = 1/n²)", ylabel="test error", title=title)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=7.5)
-    _save(figure, folder / "figure")
+    figure.legend(fontsize=7, loc="outside right center")
+    _save(figure, stem)
 
 
 def draw_rates(fits: Sequence[dict], folder: Path) -> None:
-    """rates.png and rates.svg: excess risk against 1/mu and against n, with the fitted lines."""
-    panels = sorted({f["against"] for f in fits})
-    figure, axes = plt.subplots(1, len(panels), figsize=(8.4, 3.8), layout="constrained", squeeze=False)
-    for against, ax in zip(panels, axes[0], strict=True):
-        for fit, color in zip([f for f in fits if f["against"] == against], ("#0b5fa5", "#d1495b", "#2e8b57"), strict=False):
-            ax.errorbar(fit["x"], fit["risk"], yerr=fit["standard_error"], color=color, marker="o", markersize=4, linestyle="")
-            line = [fit["risk"][0] * (x / fit["x"][0]) ** fit["slope"] for x in fit["x"]]
-            ax.plot(
-                fit["x"], line, color=color, linewidth=1, label=f"{fit['algorithm']}: slope {fit['slope']:+.2f} (theory {fit['theory']:+d})"
-            )
-        ax.set(xscale="log", yscale="log", xlabel=against, ylabel="excess risk")
-        ticks = next(f["x"] for f in fits if f["against"] == against)
-        ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.grid(alpha=0.25, which="both")
-        ax.legend(fontsize=8)
+    """rates.png and rates.svg: excess risk above, squared mapping norm below, against epsilon, n, N and d, with fits and lower bounds."""
+    colors = {"prox-sgd": "#d1495b", "prox-svrg": "#7fb2dd", "prox-pl-svrg": "#0b5fa5", "spider": "#2e8b57", "spider-alternate": "#e8a33d"}
+    rows = {"risk": "excess risk", "mapping": "E ‖gradient mapping‖²"}
+    figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.6), layout="constrained", sharey="row")
+    for (measure, label), line in zip(rows.items(), axes, strict=True):
+        for against, ax in zip(("epsilon", "n", "N", "d"), line, strict=True):
+            for fit in [f for f in fits if f["measure"] == measure and f["against"] == against]:
+                x, y = fit["x"], [p["value"] for p in fit["points"]]
+                color, open_face = colors[fit["algorithm"]], {"markerfacecolor": "white"} if fit["sampling"] else {}
+                ax.errorbar(
+                    x, y, yerr=[p["standard_error"] for p in fit["points"]], color=color, marker="o", markersize=4, linestyle="", **open_face
+                )  # fmt: skip
+                middle, level = (exp(sum(map(log, values)) / len(x)) for values in (x, y))
+                name = f"{fit['algorithm']}{' (sampling term)' if fit['sampling'] else ''}"
+                label_of = f"{name} {fit['slope']:+.2f} ± {fit['slope_error']:.2f} ({fit['theory']:+.2f})"
+                ax.plot(x, [level * (v / middle) ** fit["slope"] for v in x], color=color, linewidth=1.2, label=label_of)
+                ax.plot(x, [level * (v / middle) ** fit["theory"] for v in x], color=color, linewidth=0.9, linestyle="--")
+                ax.plot(x, [p["lower_bound"] for p in fit["points"]], color=color, linewidth=0.9, linestyle=":")
+            ax.set(xscale="log", yscale="log", xlabel=against)
+            ticks = sorted({v for f in fits if f["measure"] == measure and f["against"] == against for v in f["x"]})
+            ax.set_xticks(ticks[:: max(1, len(ticks) // 5)], [f"{v:g}" for v in ticks[:: max(1, len(ticks) // 5)]], fontsize=8)
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            ax.grid(alpha=0.25)
+            if ax.get_legend_handles_labels()[0]:
+                ax.legend(fontsize=6.5, loc="lower left" if against != "d" else "lower right")
+        line[0].set_ylabel(label)
+    figure.suptitle("Fitted slope ± standard error (theory): solid fit, dashed theory, dotted lower bound", fontsize=10)
     _save(figure, folder / "rates")
 
 

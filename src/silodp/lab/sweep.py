@@ -11,14 +11,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from silodp.core.accounting import Budget
 from silodp.core.problem import Problem
-from silodp.core.query import Gaussian
+from silodp.core.query import FullBatch, Gaussian, Sampling
 from silodp.lab.evaluate import error_rate, training_loss
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS
@@ -30,7 +30,7 @@ from silodp.silo.datasets import Split
 
 Result = TypeVar("Result")
 
-GRID = ("step", "clip", "slope")
+GRID = ("step", "clip", "slope", "momentum", "kappa")
 """Hyper-parameters that may differ between the runs of one batch; everything else shapes the schedule and is fixed per arm."""
 
 
@@ -48,7 +48,13 @@ class Arm:
 
     @property
     def key(self) -> str:
-        return ",".join([self.curve, *(f"{k}={v}" for k, v in sorted(self.settings.items()))])
+        share = [f"share={self.share}"] if self.share else []
+        return ",".join([self.curve, self.algorithm, *(f"{k}={v}" for k, v in sorted(self.settings.items())), *share])
+
+    @property
+    def share(self) -> str:
+        """The anchors' share of the budget, where there are anchors."""
+        return f"{self.shares['anchor']:.3g}" if "anchor" in self.shares else ""
 
     def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
         """The runs of the batch: the grid, for each epsilon."""
@@ -62,15 +68,26 @@ class Arm:
 
 
 def run_arm(
-    arm: Arm, problem: Problem, split: Split, trial: int, epsilons: Sequence[float], participation: Callable[[], Everyone] | None = None
+    arm: Arm,
+    problem: Problem,
+    split: Split,
+    trial: int,
+    epsilons: Sequence[float],
+    participation: Callable[[], Everyone] | None = None,
+    sampling: Sampling | None = None,
 ) -> Iterator[dict[str, float | str]]:
-    """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent."""
+    """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent.
+
+    `sampling` is that of gradients and differences (every record by default); anchors always take every record.
+    """
     points = arm.points(epsilons)
     counts = split.train.counts
     algorithm = ALGORITHMS[arm.algorithm]
-    columns = {name: torch.tensor([[p[name]] for p in points]) for name in GRID if name in arm.grid}
+    device = split.train.x.device
+    columns = {name: torch.tensor([[p[name]] for p in points], device=device) for name in GRID if name in arm.grid}
     clip = columns.pop("clip")
-    mechanisms = {kind: Gaussian(kind, clip, 0.0) for kind in algorithm.kinds}
+    batch = sampling or FullBatch()
+    mechanisms = {kind: Gaussian(kind, 1.0, 0.0, FullBatch() if kind == "anchor" else batch) for kind in algorithm.kinds}
 
     def run(fed, problem, w, **mechanisms):
         return algorithm.run(fed, problem, w, **arm.settings, **columns, **mechanisms)
@@ -82,13 +99,13 @@ def run_arm(
     who = participation or (lambda: Everyone(len(counts)))
     plan = _plan(arm, dry, mechanisms, points, counts, who())
     fed, ledger = simulate(problem, split.train, plan, [trial] * len(points), who())
-    start = problem.initial([trial]).expand(len(points), -1)
-    w = output(run(fed, problem, start, **plan.mechanisms))
+    start = problem.initial([trial]).to(device).expand(len(points), -1)
+    w = output(run(fed, problem, start, **{kind: m.clipped(clip) for kind, m in plan.mechanisms.items()}))
     loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)
     claims = ledger.epsilon().max(1).tolist()
     for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
         yield {
-            "unit": arm.key, "curve": arm.curve, "trial": trial, **arm.settings, **point,
+            "unit": arm.key, "curve": arm.curve, "trial": trial, "share": arm.share, **arm.settings, **point,
             "train_loss": a if math.isfinite(a) else math.inf, "test_error": b, "spent_epsilon": spent,
         }  # fmt: skip
 
@@ -126,29 +143,25 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple]) -> Iterator[Resu
 # --- the store ------------------------------------------------------------------------------------------------------------------
 
 COLUMNS: tuple[str, ...] = (
-    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "step", "clip", "slope", "train_loss", "test_error", "spent_epsilon",
+    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa",
+    "train_loss", "test_error", "spent_epsilon",
 )  # fmt: skip
 
 
 class Store:
-    """results.csv, one row for each finished run. A unit (arm and trial) counts as done only when its closing row is there, so a killed
-    sweep loses the unit it was in and nothing else."""
+    """The folder's results*.csv, one row for each finished run. A unit (arm and trial) counts as done only when its closing row is there, so
+    a killed sweep loses the unit it was in and nothing else. A shard writes a file of its own; the folder's results are the union."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, shard: tuple[int, int] = (1, 1)) -> None:
+        self.path = folder / ("results.csv" if shard == (1, 1) else f"results-{shard[0]}-of-{shard[1]}.csv")
         self.rows: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
-            closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
-            self.rows = [r for r in rows if (r["unit"], r["trial"]) in closed]
-        temporary = path.with_suffix(".part")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(temporary, path)
-        self.done = {(r["unit"], int(r["trial"])) for r in self.rows}
+        self.done: set[tuple[str, int]] = set()
+        for path in sorted({*folder.glob("results*.csv"), self.path}):
+            rows = _finished(path) if path.exists() else []
+            if path == self.path:
+                _rewrite(path, rows)
+            self.rows += [r for r in rows if (r["unit"], int(r["trial"])) not in self.done]
+            self.done |= {(r["unit"], int(r["trial"])) for r in rows}
 
     def add(self, unit: str, trial: int, rows: Iterable[dict]) -> None:
         with self.path.open("a", newline="") as file:
@@ -164,8 +177,35 @@ class Store:
         return [r for r in self.rows if r["curve"] != "done"]
 
 
-def pending(store: Store, arms: Sequence[Arm], trials: int) -> list[tuple[Arm, int]]:
-    return [(arm, t) for t in range(trials) for arm in arms if (arm.key, t) not in store.done]
+def _finished(path: Path) -> list[dict[str, str]]:
+    """The rows of units whose closing row is there."""
+    with path.open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
+    closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
+    return [r for r in rows if (r["unit"], r["trial"]) in closed]
+
+
+def _rewrite(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    temporary = path.with_suffix(".part")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+
+
+class Sweep(Protocol):
+    """What is to be run: arms, each on a number of trials."""
+
+    trials: int
+
+    def arms(self) -> list[Arm]: ...
+
+
+def pending(store: Store, sweep: Sweep, shard: tuple[int, int] = (1, 1)) -> list[tuple[Arm, int]]:
+    """What is not done yet, and is this shard's."""
+    units = [(arm, t) for t in range(sweep.trials) for arm in sweep.arms()]
+    return [(arm, t) for arm, t in units[shard[0] - 1 :: shard[1]] if (arm.key, t) not in store.done]
 
 
 def loss_of(row: dict[str, str]) -> float:
@@ -174,7 +214,7 @@ def loss_of(row: dict[str, str]) -> float:
 
 def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The trials of the setting with the least mean training loss, as the paper tunes (on private data, and not charged for it)."""
-    names = ("rounds", "phase", "steps", "step", "clip", "slope")
+    names = ("unit", *GRID)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)

@@ -56,6 +56,10 @@ class Split:
     test_y: Tensor
     classes: int
 
+    def to(self, device: str) -> "Split":
+        """The same split on `device`."""
+        return Split(self.train.to(device), self.test_x.to(device), self.test_y.to(device), self.classes)
+
 
 @dataclass(frozen=True)
 class Dataset:

@@ -1,0 +1,1 @@
+"""silodp against its peers: `python -m benchmarks` prints one table."""

@@ -1,0 +1,191 @@
+"""Pages of results: each figure redrawn from its small table, with a paragraph that says what it shows, and the leaderboard."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from silodp.lab.compare import NOTE, improvement, read_table
+from silodp.lab.figures import draw_comparison
+from silodp.lab.study import CURVES, FIGURES, LEADERBOARD, VARIANCE, Study
+from silodp.silo.datasets import DATASETS
+
+TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cifar10": "CIFAR-10"}
+
+
+def write_gallery(docs: Path, tables: Path) -> list[Path]:
+    """figures.md, leaderboard.md and variance.md in `docs`, from the tables NAME.csv in `tables`; what has no table is left out."""
+    return [page for page in (_figures(docs, tables), _leaderboard(docs, tables), _variance(docs, tables)) if page]
+
+
+def title_of(study: Study) -> str:
+    silos = f"M = {study.cohort}, " if study.cohort else ""
+    return f"{TITLES[study.dataset]}, {silos}R = {study.rounds}"
+
+
+# --- the paper's figures ----------------------------------------------------------------------------------------------------------
+
+
+def _figures(docs: Path, tables: Path) -> Path | None:
+    parts = ["# The paper's figures, with exact accounting\n", f"{NOTE} Error bars are standard errors over the random splits.\n"]
+    for name, study in FIGURES.items():
+        if (tables / f"{name}.csv").exists():
+            rows = read_table(tables / f"{name}.csv")
+            draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
+            parts.append(f"## {title_of(study)}\n\n`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`\n")
+            parts.append(f"![{title_of(study)}](figures/{name}.png)\n\n{reading(rows)} [Table](figures/{name}.csv).\n")
+    return _write(docs / "figures.md", parts)
+
+
+def reading(rows: Sequence[dict]) -> str:
+    """One paragraph: what a figure shows, and whether the paper's claim (SPIDER ahead of both baselines at most epsilons) holds."""
+    exact, paper = _ahead(rows, ""), _ahead(rows, "-paper")
+    spent = [r for r in rows if r["curve"] == "mb-sgd-paper" and r["spent_epsilon"] > r["epsilon"]]
+    words = [
+        f"With exact accounting SPIDER, tuned over both forms and all phases, is {versus(rows, 'spider', 'mb-sgd')} and "
+        f"{versus(rows, 'spider', 'local-sgd')}; with difference clipping and phases > 1 alone it is {versus(rows, 'spider-diff', 'mb-sgd')}.",
+        f"With the paper's noise it is {versus(rows, 'spider-paper', 'mb-sgd-paper')}; exact accounting takes "
+        f"{improvement(rows, 'spider-paper', 'spider'):.1f} % off the error of SPIDER with the paper's noise.",
+        f"The paper's claim, SPIDER ahead of both baselines at most privacy levels, {_holds(*exact)} with exact accounting "
+        f"({exact[0]} of {exact[1]} epsilons) and {_holds(*paper)} with the paper's own noise ({paper[0]} of {paper[1]}).",
+    ]
+    if spent:
+        most = max(spent, key=lambda r: r["spent_epsilon"] / r["epsilon"])
+        words.append(f"The paper's MB-SGD constants spend {most['spent_epsilon']:.2f} where they claim {most['epsilon']:g}.")
+    return " ".join(words)
+
+
+def versus(rows: Sequence[dict], a: str, b: str) -> str:
+    """ "1.2 % lower than MB-SGD (beyond two standard errors at 3 epsilons; higher at 1)", by differences paired over the splits."""
+    percent = improvement(rows, b, a)
+    better, worse = _beyond(rows, a, b)
+    word = "lower" if percent >= 0 else "higher"
+    return f"{abs(percent):.1f} % {word} than {_short(b)} (beyond two standard errors: better at {better}, worse at {worse} epsilons)"
+
+
+def _beyond(rows: Sequence[dict], a: str, b: str) -> tuple[int, int]:
+    """At how many epsilons the paired difference is more than two standard errors below, and above, zero."""
+    errors = {(r["curve"], r["epsilon"]): r["errors"] for r in rows}
+    better = worse = 0
+    for (curve, epsilon), mine in errors.items():
+        if curve == a and len(mine) > 1 and (b, epsilon) in errors:
+            gaps = [x - y for x, y in zip(mine, errors[b, epsilon], strict=True)]
+            bar = 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
+            better += statistics.mean(gaps) < -bar
+            worse += statistics.mean(gaps) > bar
+    return better, worse
+
+
+def _ahead(rows: Sequence[dict], suffix: str) -> tuple[int, int]:
+    """At how many epsilons, of how many, SPIDER's mean error is below both baselines'."""
+    error = {(r["curve"], r["epsilon"]): r["test_error"] for r in rows}
+    mine = {e: v for (c, e), v in error.items() if c == f"spider{suffix}"}
+    return sum(v < min(error[f"mb-sgd{suffix}", e], error[f"local-sgd{suffix}", e]) for e, v in mine.items()), len(mine)
+
+
+def _holds(ahead: int, of: int) -> str:
+    return "holds" if ahead > of / 2 else "does not hold"
+
+
+# --- the leaderboard --------------------------------------------------------------------------------------------------------------
+
+
+def _leaderboard(docs: Path, tables: Path) -> Path | None:
+    parts = [
+        "# Leaderboard: ISRL-DP methods under the same exact budget\n",
+        "Test error in per cent, mean over the random splits ± standard error; the least of each row is bold. Every method spends the "
+        f"epsilon of its row, at delta = 1/n², by exact accounting. {NOTE}\n",
+        "`silodp reproduce leaderboard --data-dir DIR`, then `silodp gallery`.\n",
+    ]
+    for name, study in LEADERBOARD.items():
+        if (tables / f"{name}.csv").exists():
+            rows = read_table(tables / f"{name}.csv")
+            parts.append(f"## {title_of(study)}, {_trials(rows)} splits\n\n{_grid(rows, study)}\n\n{_margins(rows)}\n")
+    return _write(docs / "leaderboard.md", parts)
+
+
+def _grid(rows: Sequence[dict], study: Study) -> str:
+    cells = {(r["curve"], r["epsilon"]): r for r in rows}
+    curves = [c for c in study.methods if any(c == curve for curve, _ in cells)]
+    lines = ["| epsilon | " + " | ".join(_short(c) for c in curves) + " |", "|---:|" + "---:|" * len(curves)]
+    for epsilon in study.epsilons:
+        mine = [cells[c, epsilon] for c in curves]
+        least = min(r["test_error"] for r in mine if not r["curve"].endswith("-paper"))
+        texts = [f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}" for r in mine]
+        bold = [f"**{t}**" if r["test_error"] == least else t for r, t in zip(mine, texts, strict=True)]
+        lines.append(f"| {epsilon:g} | " + " | ".join(bold) + " |")
+    return "\n".join(lines)
+
+
+def _margins(rows: Sequence[dict]) -> str:
+    """Which one method is best on average, and how it stands to the baselines."""
+    curves = [c for c in dict.fromkeys(r["curve"] for r in rows) if not c.endswith("-paper")]
+    best = max(curves, key=lambda c: improvement(rows, "spider-paper", c))
+    over = [b for b in ("spider-paper", "mb-sgd", "local-sgd") if b != best]
+    return f"Best on average: **{_short(best)}**, " + "; ".join(versus(rows, best, b) for b in over) + "."
+
+
+# --- where variance reduction helps -----------------------------------------------------------------------------------------------
+
+
+def _variance(docs: Path, tables: Path) -> Path | None:
+    parts = [
+        "# Where variance reduction helps\n",
+        "SPIDER with difference clipping (phase > 1, its best share of the budget) against MB-SGD, both tuned over the same grid under the "
+        "same exact budget: relative change of test error (negative: SPIDER is better), and whether the differences, paired over the "
+        "random splits, are beyond two standard errors.\n",
+        "`silodp reproduce variance --data-dir DIR`, then `silodp gallery`.\n",
+        "| setting | " + " | ".join(f"epsilon {e:g}" for e in VARIANCE_EPSILONS) + " | no noise |",
+        "|---|" + "---:|" * (len(VARIANCE_EPSILONS) + 1),
+    ]
+    lines = []
+    for name, study in VARIANCE.items():
+        if (tables / f"{name}.csv").exists():
+            rows = read_table(tables / f"{name}.csv")
+            cells = [_change([r for r in rows if r["epsilon"] == e], "spider-diff", "mb-sgd") for e in study.epsilons]
+            lines.append(f"| {_setting(study)} | " + " | ".join([*cells, _change(rows, "spider-diff-open", "mb-sgd-open")]) + " |")
+    return _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n"]) if lines else None
+
+
+VARIANCE_EPSILONS = next(iter(VARIANCE.values())).epsilons
+
+
+def _change(rows: Sequence[dict], a: str, b: str) -> str:
+    rows = [r for r in rows if r["curve"] in (a, b)]
+    if len(rows) < 2:
+        return ""
+    better, worse = _beyond(rows, a, b)
+    return f"{-improvement(rows, b, a):+.1f} %" + (" **better**" if better else " worse" if worse else "")
+
+
+def _setting(study: Study) -> str:
+    silos = (
+        f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round" if study.cohort else f"all {DATASETS[study.dataset].silos} silos"
+    )
+    return f"{TITLES[study.dataset]}, R = {study.rounds}, {silos}, {study.sampling} batches"
+
+
+# --- words ------------------------------------------------------------------------------------------------------------------------
+
+
+def _short(curve: str) -> str:
+    return {
+        "spider-diff": "SPIDER, phase > 1",
+        "mb-sgd": "MB-SGD",
+        "local-sgd": "Local SGD",
+        "spider-paper": "SPIDER, paper's noise",
+        "mb-sgd-paper": "MB-SGD",
+    }.get(curve, CURVES[curve])
+
+
+def _trials(rows: Sequence[dict]) -> int:
+    return len(rows[0]["errors"])
+
+
+def _write(path: Path, parts: Sequence[str]) -> Path | None:
+    if not any("##" in part or "| " in part for part in parts):
+        return None
+    path.write_text("\n".join(parts))
+    return path

@@ -103,7 +103,7 @@ def _square(u: Tensor) -> Tensor:
         from silodp.core.kernels import square  # Triton is there where there is a GPU
 
         return square(u).add_(u.shape[-2] * torch.finfo(u.dtype).tiny)
-    squares = u.square()
+    squares = u * u
     total = squares[..., :64, :].sum(-2).double()
     for i in range(64, u.shape[-2], 64):
         total += squares[..., i : i + 64, :].sum(-2)

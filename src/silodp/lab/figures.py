@@ -26,7 +26,7 @@ STYLE = {
 
 def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
     """PNG and SVG of that stem: test error against epsilon, one curve for each algorithm and noise, with standard errors."""
-    figure, axes = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.2, 5.8), layout="constrained")
     for curve, (color, line, marker) in STYLE.items():
         mine = [r for r in rows if r["curve"] == curve]
         if curve.endswith("-open"):
@@ -43,7 +43,7 @@ def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
             axes.minorticks_off()
     axes.set(xlabel="epsilon of every record (delta = 1/n²)", ylabel="test error", title=title)
     axes.grid(alpha=0.25)
-    figure.legend(fontsize=7, loc="outside right center")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
     _save(figure, stem)
 
 

@@ -201,7 +201,10 @@ LEADERBOARD: dict[str, Study] = {
 }
 """Every method of ours and others under the same exact budget, beside SPIDER with the paper's noise."""
 
-_SMALL = {"wbcd": replace(WBCD.grid, phases=(2, 5), slopes=(0.25, 1.0), shares=()), "mnist": replace(MNIST, phases=(2, 5), shares=())}
+_SMALL = {
+    "wbcd": replace(WBCD.grid, phases=(2, 5), slopes=(0.25, 1.0, math.inf), shares=()),
+    "mnist": replace(MNIST, phases=(2, 5), slopes=(0.5, 2.0, math.inf), shares=()),
+}
 VARIANCE: dict[str, Study] = {
     f"variance-{data}-R{rounds}{f'-M{cohort}' if cohort else ''}-{sampling.replace(':', '')}": Study(
         data, rounds, _SMALL[data], epsilons=(1.0, 6.0, 18.0), model="mlp:5" if data == "wbcd" else "mlp:64", cohort=cohort, sampling=sampling,

@@ -132,7 +132,9 @@ def calibrate(
     if name == "gdp":
         for sampling in {a.event.sampling for a in asked}:
             GDP().price(Event(sampling, 1.0), np.asarray(counts))  # refuses sub-sampled batches, in words
-    profiles = [_profile(asked, kinds, shares, silo) for silo in range(len(counts))]
+    parts = [tuple(silo in a.silos for a in asked) for silo in range(len(counts))]
+    known = {part: _profile(asked, kinds, shares, parts.index(part)) for part in set(parts)}
+    profiles = [known[part] for part in parts]
     multipliers = {kind: np.zeros(array.shape) for kind in kinds}
     orders = np.full(array.shape, 2.0)
     for j, i in np.ndindex(array.shape):

@@ -368,3 +368,79 @@ def test_attention_is_that_of_torch():
         torch_own.in_proj_weight.copy_(torch.eye(D).repeat(3, 1))
         torch_own.out_proj.weight.copy_(torch.eye(D))
         assert torch.allclose(SelfAttention(2)(x), torch_own(*x.chunk(3, -1))[0], atol=1e-6)
+
+
+# --- what must not take the fast path ------------------------------------------------------------------------------------------------
+
+
+def shrinks():
+    """Alone (1, 1, H) + (1, H) is the record's own; in a batch (B, 1, H) + (B, H) would be (B, B, H), every record with every other."""
+    return nn.Sequential(Residual(nn.Flatten(), nn.Linear(4, 4)), MeanPool(), nn.Linear(4, 2)), torch.randn(1, 9, 1, 4)
+
+
+def pooled():
+    return nn.Sequential(Residual(MeanPool(), nn.Linear(4, 4)), MeanPool(), nn.Linear(4, 2)), torch.randn(1, 9, 1, 4)
+
+
+def gated():
+    act = nn.Tanh()
+    act.forward = lambda z: torch.tanh(z) * torch.tanh(z.mean())  # type: ignore[method-assign]
+    return nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 2)), torch.randn(1, 9, 4)
+
+
+def gated_after_norm():
+    model, _ = gated()
+    return nn.Sequential(nn.LayerNorm(4), *model), torch.randn(1, 9, 4)
+
+
+def buffered():
+    layer = nn.Linear(4, 2)
+    del layer.bias
+    layer.register_buffer("bias", torch.ones(2))
+    return nn.Sequential(nn.LayerNorm(4), layer), torch.randn(1, 9, 4)
+
+
+def norm_twice():
+    norm = nn.LayerNorm(4, elementwise_affine=False)
+    return nn.Sequential(Residual(norm, nn.Linear(4, 4)), Residual(norm, nn.Linear(4, 4)), nn.Linear(4, 2)), torch.randn(1, 9, 4)
+
+
+@pytest.mark.parametrize("case", [shrinks, pooled, gated, gated_after_norm, buffered, norm_twice])
+def test_whatever_could_mix_records_in_a_batch_is_taken_record_by_record(case):
+    model, x = case()
+    problem = Problem(model, cross_entropy)
+    w, y = problem.initial([0]), torch.arange(9)[None] % 2
+    together = clipped_sum(problem, w, x, y, torch.ones(1, 9), 0.5)
+    alone = sum(clipped_sum(problem, w, x[:, i : i + 1], y[:, i : i + 1], torch.ones(1, 1), 0.5) for i in range(9))
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hook_on_all_modules_sends_every_model_to_the_fallback():
+    def mixes(module, args, output):
+        return output * torch.tanh(output.mean()) if isinstance(module, nn.Tanh) else None
+
+    handle = nn.modules.module.register_module_forward_hook(mixes)
+    try:
+        for model in (
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+            nn.Sequential(nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)),
+        ):
+            problem, x, y = Problem(model, cross_entropy), torch.randn(1, 9, 4), torch.arange(9)[None] % 2
+            together = clipped_sum(problem, problem.initial([0]), x, y, torch.ones(1, 9), 0.5)
+            each = [clipped_sum(problem, problem.initial([0]), x[:, i : i + 1], y[:, i : i + 1], torch.ones(1, 1), 0.5) for i in range(9)]
+            torch.testing.assert_close(together, torch.stack(each).sum(0), rtol=1e-5, atol=1e-6)
+    finally:
+        handle.remove()
+
+
+def test_a_token_out_of_range_in_a_record_of_weight_0_changes_nothing():
+    class Own(nn.Embedding):
+        """Not the type with a rule: each record alone."""
+
+    for kind in (nn.Embedding, Own):
+        problem = Problem(nn.Sequential(kind(5, 4), MeanPool(), nn.Linear(4, 2)), cross_entropy)
+        x, y, weight = torch.randint(0, 5, (1, 6, 3)), torch.zeros(1, 6, dtype=torch.int64), torch.ones(1, 6)
+        weight[0, 2] = 0
+        clean = clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0)
+        x[0, 2] = -7
+        torch.testing.assert_close(clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0), clean)

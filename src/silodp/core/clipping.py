@@ -59,8 +59,10 @@ def clipped_sum(
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
     x = x.detach().to(w.dtype) if x.is_floating_point() else x
-    if not bool(weight.all()):  # padding must not stop the loss, as a label out of its range would
-        y = y.masked_fill(~weight.any(1).view(silos, records, *(1,) * (y.dim() - 2)), 0)
+    if not bool(weight.all()):  # padding must not stop the model or the loss, as a token or a label out of its range would
+        absent = ~weight.any(1)
+        y = y.masked_fill(absent.view(silos, records, *(1,) * (y.dim() - 2)), 0)
+        x = x if x.is_floating_point() else x.masked_fill(absent.view(silos, records, *(1,) * (x.dim() - 2)), 0)
     clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
 

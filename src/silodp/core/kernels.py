@@ -37,7 +37,8 @@ def _square(u, out, features, records, runs, u0, u1, u2, BLOCK: tl.constexpr):
     inside = column < records
     total = tl.zeros((BLOCK,), tl.float64)
     for i in range(features):
-        a = tl.load(u + cell // runs * u0 + cell % runs * u1 + i * u2 + column, mask=inside, other=0.0).to(tl.float64)
+        row = i.to(tl.int64)
+        a = tl.load(u + cell // runs * u0 + cell % runs * u1 + row * u2 + column, mask=inside, other=0.0).to(tl.float64)
         total += a * a
     tl.store(out + cell * records + column, total, mask=inside)
 
@@ -52,8 +53,9 @@ def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2,
     vv = tl.zeros((BLOCK,), tl.float64)
     uv = tl.zeros((BLOCK,), tl.float64)
     for i in range(features):
-        a = tl.load(u + silo * u0 + run * u1 + i * u2 + column, mask=inside, other=0.0).to(tl.float64)
-        b = tl.load(v + silo * v0 + run * v1 + i * v2 + column, mask=inside, other=0.0).to(tl.float64)
+        row = i.to(tl.int64)
+        a = tl.load(u + silo * u0 + run * u1 + row * u2 + column, mask=inside, other=0.0).to(tl.float64)
+        b = tl.load(v + silo * v0 + run * v1 + row * v2 + column, mask=inside, other=0.0).to(tl.float64)
         uu += a * a
         vv += b * b
         uv += a * b

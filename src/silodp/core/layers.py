@@ -7,11 +7,12 @@ Axes are (S, J, features, n): silos, runs, features, records. Records come last,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from silodp.core.problem import Problem
 
@@ -167,7 +168,7 @@ def chain(problem: Problem, x: Tensor) -> list[Layer]:
     flat = x.dim() == 3
     for prefix, module in _leaves(problem.model):
         names = {name: prefix + name for name, _ in module.named_parameters(recurse=False)}
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        if not plain(module):
             return []
         if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             flat = True
@@ -176,7 +177,7 @@ def chain(problem: Problem, x: Tensor) -> list[Layer]:
                 module = copy.copy(module)
                 vars(module)["inplace"] = False
             layers.append(Layer(module, None, {}, 0))
-        elif flat and (rule := RULES.get(type(module))):
+        elif flat and (rule := RULES.get(type(module))) and owned(module, names):
             layers.append(Layer(module, rule, names, rule.width(module)))
         else:
             return []
@@ -184,8 +185,22 @@ def chain(problem: Problem, x: Tensor) -> list[Layer]:
     return layers if x.is_floating_point() and x.dim() >= 3 and sorted(used) == sorted(problem.shapes) else []
 
 
+def plain(module: nn.Module) -> bool:
+    """Whether calling the module does what its type says and nothing else: no hooks, its own or everybody's, no forward of its own.
+
+    What else it did would see all records at once, and could mix them.
+    """
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return not (any(hooks) or _has_any_global_hook() or {"forward", "_call_impl", "__call__"} & vars(module).keys())
+
+
+def owned(module: nn.Module, names: Container[str]) -> bool:
+    """Whether the layer's weight and bias, where it has them, are parameters: as buffers they would be passed over."""
+    return all(name in names or getattr(module, name, None) is None for name in ("weight", "bias"))
+
+
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
+    if type(module) is nn.Sequential and plain(module):
         for name, child in module._modules.items():  # named_children would leave out a module that is used twice
             assert child is not None
             yield from _leaves(child, f"{prefix}{name}.")

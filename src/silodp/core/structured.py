@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
-from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term
+from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
 from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 
@@ -348,6 +348,9 @@ def structure(problem: Problem, x: Tensor) -> tuple[Node, int] | None:
     root = _node(problem.model, "", used)
     if root is None or sorted(used) != sorted(name for name, _ in problem.model.named_parameters()):
         return None
+    layers = [module for _, module in problem.model.named_modules(remove_duplicate=False) if type(module) in STRUCTURED]
+    if len(set(layers)) < len(layers):
+        return None
     key = x.shape[2:], x.dtype, x.device.type
     widths = _WIDTHS.setdefault(problem, {})
     if key not in widths:
@@ -357,13 +360,7 @@ def structure(problem: Problem, x: Tensor) -> tuple[Node, int] | None:
 
 
 def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
-    if (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    ):
+    if not plain(module):
         return None
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if type(module) in (nn.Sequential, Residual):
@@ -372,14 +369,15 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
         return Node(module, children=known) if len(known) == len(children) and not own else None
     if rule := STRUCTURED.get(type(module)):
         used += [prefix + name for name in own]
-        return Node(module, rule, {name: prefix + name for name in own}) if set(own) <= {"weight", "bias"} else None
+        fits = set(own) <= {"weight", "bias"} and owned(module, own)
+        return Node(module, rule, {name: prefix + name for name in own}) if fits else None
     if type(module) in ELEMENTWISE:
         if getattr(module, "inplace", False):
             module = copy.copy(module)
             vars(module)["inplace"] = False
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-    return Node(module) if flatten or type(module) in AXES else None
+    return Node(module) if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False) else None
 
 
 _WIDTHS: WeakKeyDictionary[Problem, dict[Any, int | None]] = WeakKeyDictionary()
@@ -391,14 +389,21 @@ class _Unknown(Exception):
 
 
 def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
-    """Numbers held for a record while its gradient is taken, from a pass without data; None if a module is given axes it might mix."""
+    """Numbers held for a record while its gradient is taken, from passes without data; None if a module is given axes it might mix.
+
+    One record, two and three: every output must have their number as its first axis and nowhere else, so that nothing is broadcast from
+    one record over others, and what a lone record would be refused is refused to all.
+    """
     nothing = torch.empty(problem.dim, device="meta", dtype=torch.float32)
-    record = torch.empty(2, *x.shape[2:], device="meta", dtype=torch.float32 if x.is_floating_point() else x.dtype)
-    run = Pass(problem, nothing, problem.constants(nothing), {})
+    passes = [Pass(problem, nothing, problem.constants(nothing), {}) for _ in range(3)]
     try:
-        run.through(root, record)
-    except _Unknown:
+        for number, run in enumerate(passes, 1):
+            run.through(root, torch.empty(number, *x.shape[2:], device="meta", dtype=torch.float32 if x.is_floating_point() else x.dtype))
+            if any(shape[:1] != (number,) for shape in run.shapes) or [s[1:] for s in run.shapes] != [s[1:] for s in passes[0].shapes]:
+                return None
+    except (_Unknown, ValueError, RuntimeError, IndexError):  # the fallback says what is wrong, if anything is
         return None
+    run = passes[1]
     held, folded = run.made, 0  # of two records: each output once and its gradient once
     for (module, _, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
@@ -424,14 +429,23 @@ class Pass:
         self.taps: list[Tap] = []
         self.made = 0
         """Numbers in the outputs so far."""
+        self.shapes: list[torch.Size] = []
+        """Of every module's output."""
 
     def through(self, node: Node, a: Tensor) -> Tensor:
         """The output of a node for the input a."""
+        z = self._through(node, a)
+        self.shapes.append(z.shape)
+        return z
+
+    def _through(self, node: Node, a: Tensor) -> Tensor:
         module, rule = node.module, node.rule
         if isinstance(module, nn.Sequential):
             z = a
             for child in node.children:
                 z = self.through(child, z)
+            if type(module) is Residual and z.dim() != a.dim():
+                raise _Unknown
             return a + z if type(module) is Residual else z
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():

@@ -21,7 +21,7 @@ from silodp.core.clipping import clipped_sum
 from silodp.core.errors import BadInput
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, GradDiff, LocalSteps, Query
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian, GradDiff, LocalSteps, Query, SteeredSteps
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.conformance.federation import Recording
@@ -150,6 +150,7 @@ class _Belief:
         scale = 1.0
         if isinstance(statistic, LocalSteps):  # as if every local step stood at the first one's point
             scale, std = -float(statistic.step) * statistic.steps, std * float(statistic.step) * math.sqrt(statistic.steps)
+            known = known + (statistic.drift[0].double() if isinstance(statistic, SteeredSteps) else 0.0)
         apart = scale * (high - low) / 2 / std
         self._precision += apart @ apart.T
         self._evidence += apart @ ((value - scale * known) / std)

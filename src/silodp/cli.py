@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput, Refused
+from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
+app.add_typer(federation, name="federation")
 app.command()(audit)
 out = Console(highlight=False)
 

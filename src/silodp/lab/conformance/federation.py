@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from silodp.core.accounting import GDP, Budget
 from silodp.core.losses import squared_error
 from silodp.core.problem import Problem
-from silodp.core.query import Gaussian, Grad, GradDiff, LocalSteps, Query, Release
-from silodp.server.federation import Channel, Everyone, Federation, Fixed, Port, Uniform
+from silodp.core.query import Gaussian, Grad, GradDiff, LocalSteps, Query
+from silodp.server.federation import Answered, Channel, Everyone, Federation, Fixed, Port, Uniform
 from silodp.silo.gate import Gate
 from silodp.silo.ledger import MemoryLedger
 from silodp.silo.records import Records
@@ -105,9 +105,9 @@ class Recording:
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
-        self.log: list[tuple[Query, tuple[int, ...], Release]] = []
+        self.log: list[tuple[Query, tuple[int, ...], Answered]] = []
 
-    def ask(self, query: Query, silos: Sequence[int]) -> Release:
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
         release = self._inner.ask(query, silos)
         self.log.append((query, tuple(silos), release))
         return release
@@ -116,10 +116,10 @@ class Recording:
 class Replaying:
     """A channel to nobody: it gives recorded releases again, in order, to whoever asks the recorded queries of the recorded silos."""
 
-    def __init__(self, log: Sequence[tuple[Query, tuple[int, ...], Release]]) -> None:
+    def __init__(self, log: Sequence[tuple[Query, tuple[int, ...], Answered]]) -> None:
         self._left = list(log)
 
-    def ask(self, query: Query, silos: Sequence[int]) -> Release:
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
         assert self._left, f"{_name(query)}: one query more than was recorded"
         asked, members, release = self._left.pop(0)
         assert tuple(silos) == members, f"{_name(query)}: asked of silos {tuple(silos)}, recorded for {members}"

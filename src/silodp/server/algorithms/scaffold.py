@@ -1,13 +1,14 @@
 """ISRL-DP SCAFFOLD (DP-SCAFFOLD, Noble et al. 2022): local steps corrected by control variates that the server keeps, all of them public."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Number, Query, SteeredSteps
-from silodp.server.federation import Port
+from silodp.server.federation import Absent, Port
 
 
 def scaffold(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
@@ -20,7 +21,10 @@ def scaffold(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int,
         moves = []
         for i, silo in fed.each().items():
             drift = c - known.get(i, c)
-            moves.append(silo.mean(Query(SteeredSteps(w, steps, step, drift), minibatch.at(r))))
-            known[i] = -moves[-1] / (steps * step) - drift
+            with suppress(Absent):  # the round goes on without this one
+                moves.append(silo.mean(Query(SteeredSteps(w, steps, step, drift), minibatch.at(r))))
+                known[i] = -moves[-1] / (steps * step) - drift
+        if not moves:
+            raise Absent("no silo has answered this round")
         w, c = w + torch.stack(moves).mean(0), torch.stack(list(known.values())).mean(0)
         yield w

@@ -1,0 +1,512 @@
+"""`silodp federation`: a whole federation as real processes on this machine, and the server's run over it or over silos elsewhere.
+
+A federation's folder has federation.json (what was started; stopped.json once it was stopped), asker.key (signs the server's queries), silos/NAME (policy, key, ledger, card
+and socket of a gate), data/NAME.csv (of a built-in set), logs/, engine/ (the engine's own files, and hub.sock), and runs/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from silodp.core.problem import Problem
+    from silodp.server.conduct import Order
+    from silodp.server.remote import Card, Carrier
+
+federation = typer.Typer(help="Silos as processes of their own: start them, train over them, stop them.", no_args_is_help=True)
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+ENGINES = ("nvflare", "flower", "direct")
+LONGEST_SOCKET = 100
+"""Bytes of a Unix socket's path, with room for what the system adds."""
+ONE_USER = "All of this runs as one user: between these processes there are walls only where docs/deploy.md gives each a user of its own."
+
+Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+
+# --- up and down --------------------------------------------------------------------------------------------------------------------
+
+
+@federation.command()
+def up(
+    folder: Folder = Path("federation"),
+    silos: Annotated[int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")] = 3,
+    data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")] = None,
+    silo: Annotated[list[Path] | None, typer.Option(help="A silo's own CSV, Parquet or NPZ file instead; once for each silo.")] = None,
+    engine: Annotated[str, typer.Option(help="nvflare, flower, or direct: no engine, the server asks the gates' sockets.")] = "nvflare",
+    epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION.")] = "mlp:16",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
+
+    A federation that was stopped goes on, with its ledgers, by `up` without data.
+    Example: `silodp federation up --silos 3 --data wbcd`
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    folder = folder.resolve()
+    if (folder / "federation.json").exists():
+        raise BadInput(f"{folder} has a federation already; `silodp federation down` stops it; to start anew choose another --folder")
+    if not data and not silo and (folder / "stopped.json").exists():
+        state = json.loads((folder / "stopped.json").read_text())
+        return _begin(folder, state, as_json)
+    if bool(data) == bool(silo):
+        raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
+    site = _site(engine)
+    from silodp.silo.silo_commands import provision
+
+    files = _cut(folder, data, silos, seed, data_dir) if data else {path.stem: path for path in silo or ()}
+    if len(files) != (silos if data else len(silo or ())):
+        raise BadInput(f"the silos' files are {', '.join(map(str, silo or ()))}; each needs a file name of its own")
+    for name in files:
+        if len(str(folder / "silos" / name / "gate.sock").encode()) > LONGEST_SOCKET:
+            raise BadInput(f"the path of {folder} is too long for a socket in it; choose a --folder nearer to the root")
+    from silodp.silo.datasets import DATASETS
+
+    declared = (
+        tuple(map(str, range(DATASETS[data].load(0, data_dir).classes))) if data
+        else None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    )  # fmt: skip
+    key = _new_key(folder / "asker.key")
+    policies = {}
+    for name, path in files.items():
+        made = provision(
+            folder / "silos" / name, data=path, label="label" if data else label, name=name, epsilon=epsilon, classes=declared,
+            model=model, prox=prox, askers=[key.public_key().public_bytes_raw().hex()], queries_per_run=10_000, queries_per_hour=100_000,
+            statistics=("Grad", "GradDiff", "LocalSteps", "SteeredSteps"), registry=folder / "state/ledgers" if data else None,
+        )  # fmt: skip
+        policies[name] = made.policy
+    if site:
+        site.provision(folder / "engine", list(policies))
+    registry = str(folder / "state") if data else ""
+    _begin(folder, {"version": 1, "engine": engine, "silos": policies, "registry": registry, "processes": {}}, as_json)
+
+
+def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
+    """Starts gates and engine, or none of them."""
+    site, policies = _site(state["engine"]), state["silos"]
+    _save(folder, state)
+    with contextlib.ExitStack() as undo:
+        undo.callback(_stop, folder)
+        _start_gates(folder, state)
+        if site:
+            sockets = {name: folder / "silos" / name / "gate.sock" for name in policies}
+            state["processes"] |= site.start(folder / "engine", sockets)
+            _save(folder, state)
+        undo.pop_all()
+    _show(folder, state, as_json)
+
+
+@federation.command()
+def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
+    """What runs, on which ports, under which certificates, which silos are connected, and what is left of their budgets.
+
+    Example: `silodp federation status`
+    """
+    _show(folder.resolve(), _load(folder), as_json)
+
+
+@federation.command()
+def down(folder: Folder = Path("federation")) -> None:
+    """Stop every process of the federation; ledgers, keys and runs stay.
+
+    Example: `silodp federation down`
+    """
+    _load(folder)
+    left = _stop(folder.resolve())
+    out.print("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
+
+
+@federation.command()
+def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which stays with the server.")]) -> None:
+    """Make the key with which a server signs its queries, and print its public half for the silos' policies.
+
+    Example: `silodp federation key asker.key`
+    """
+    print(_new_key(path).public_key().public_bytes_raw().hex())
+
+
+def _site(engine: str) -> Any:
+    """The engine's own module: provision(folder, silos), start(folder, sockets) -> {name: pid}, stop(folder); None for direct."""
+    if engine == "direct":
+        return None
+    try:
+        return importlib.import_module(f"silodp.wire.{engine}_site")
+    except ModuleNotFoundError as error:
+        raise BadInput(f"engine {engine} is not installed ({error.name}); install silodp[{engine}], or use --engine direct") from None
+
+
+def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None) -> dict[str, Path]:
+    """A CSV file for each silo, which only this user may read, of the training records of a built-in set."""
+    import numpy as np
+
+    from silodp.silo.datasets import DATASETS
+
+    if data not in DATASETS:
+        raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
+    if not 1 <= silos <= 1000:
+        raise BadInput(f"silos is {silos}; it must be between 1 and 1000")
+    train = DATASETS[data].load(seed, data_dir).train
+    x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
+    (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
+    header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}
+    for i, part in enumerate(np.array_split(np.random.default_rng(seed).permutation(len(y)), silos)):
+        rows = (",".join([*map(repr, record.tolist()), str(k)]) for record, k in zip(x[part], y[part], strict=True))
+        files[f"silo-{i + 1}"] = path = folder / "data" / f"silo-{i + 1}.csv"
+        with _new_file(path) as file:
+            file.write("\n".join([header, *rows]) + "\n")
+    return files
+
+
+def _start_gates(folder: Path, state: dict[str, Any]) -> None:
+    """Afterwards every gate listens, and the folder has their pids from the moment they were started."""
+    (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+    policies, environment = state["silos"], os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
+    started: dict[str, subprocess.Popen] = {}
+    state["processes"] = {}
+    for name, policy in policies.items():
+        with open(folder / "logs" / f"gate-{name}.txt", "ab") as log:
+            command = [sys.executable, "-m", "silodp.cli", "silo", "serve", policy]
+            started[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        state["processes"][f"gate {name}"] = started[name].pid
+        _save(folder, state)
+    from silodp.wire.hub import Direct
+
+    gates, deadline = Direct({name: folder / "silos" / name / "gate.sock" for name in policies}), time.monotonic() + 120
+    while len(gates.names()) < len(policies):
+        for name, process in started.items():
+            if process.poll() is not None:
+                lines = (folder / "logs" / f"gate-{name}.txt").read_text().strip().splitlines()
+                raise BadInput(f"the gate of {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
+        if time.monotonic() > deadline:
+            raise BadInput(f"the gates did not start within two minutes; look into {folder / 'logs'}")
+        time.sleep(0.1)
+
+
+def _stop(folder: Path) -> list[int]:
+    """Ends the engine's processes and the gates that are still this federation's; answers with the gates that did not end."""
+    state = _load(folder)
+    if site := _site(state["engine"]):
+        with contextlib.suppress(FileNotFoundError):
+            site.stop(folder / "engine")
+    gates = {pid: state["silos"][name.removeprefix("gate ")] for name, pid in state["processes"].items() if name.startswith("gate ")}
+    pids = [pid for pid, policy in gates.items() if policy in _command(pid)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 40
+    while (left := [pid for pid in pids if gates[pid] in _command(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not left:
+        _save(folder, state | {"processes": {}}, name="stopped.json")
+        (folder / "federation.json").unlink()
+    return left
+
+
+def _command(pid: int) -> list[str]:
+    """The words that started the process; none if it has ended."""
+    try:
+        return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0") if word]
+    except OSError:
+        return []
+
+
+# --- what there is ------------------------------------------------------------------------------------------------------------------
+
+
+def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
+    processes = [{"name": name, "pid": pid, "runs": bool(_command(pid)), "ports": _ports(pid)} for name, pid in state["processes"].items()]
+    silos = [_budget(name, Path(policy)) for name, policy in state["silos"].items()]
+    found = {
+        "folder": str(folder), "engine": state["engine"], "connected": _connected(folder, state), "processes": processes, "silos": silos,
+        "certificates": _certificates(folder / "engine"),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("process", "pid", "runs", "TCP ports", box=None, pad_edge=False)
+    for row in processes:
+        table.add_row(row["name"], str(row["pid"]), "yes" if row["runs"] else "no", ", ".join(map(str, row["ports"])) or "-")
+    out.print(table)
+    for certificate in found["certificates"]:
+        out.print(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
+    for silo in silos:
+        out.print(f"{silo['name']}: {silo['records']} records; {silo['left']:.1%} of epsilon {silo['epsilon']:g} is left.")
+    said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
+    out.print(f"Connected through {state['engine']}: {said or 'nobody'}.")
+    out.print(ONE_USER)
+
+
+def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
+    from silodp.wire.socket import Unreached
+
+    try:
+        return sorted(_carrier(folder, state).names())
+    except Unreached:
+        return None
+
+
+def _budget(name: str, policy: Path) -> dict[str, Any]:
+    from silodp.silo.durable import DurableLedger
+
+    card, ledger = json.loads((policy.parent / "silo.json").read_text()), DurableLedger.open(policy.parent / "ledger.db")
+    return {"name": name, "records": card["records"], "epsilon": card["epsilon"], "left": 1 - ledger.used(), "policy": str(policy)}
+
+
+def _certificates(folder: Path) -> list[dict[str, str]]:
+    """Every certificate that the engine was provisioned with, once."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    found = {}
+    for path in sorted([*folder.rglob("*.crt"), *folder.rglob("*.pem")]) if folder.exists() else ():
+        with contextlib.suppress(ValueError, OSError):
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+            digest, name = certificate.fingerprint(hashes.SHA256()).hex(), str(subject[0].value) if subject else path.name
+            found[digest] = {"subject": name, "until": certificate.not_valid_after_utc.date().isoformat(), "sha256": digest}
+    return list(found.values())
+
+
+def _ports(pid: int) -> list[int]:
+    """TCP ports on which the process, or one that it started, listens."""
+    listening = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for words in (line.split() for line in Path(table).read_text().splitlines()[1:]):
+                if words[3] == "0A":
+                    listening[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    ports = set()
+    for member in _family(pid):
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{member}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    ports.add(listening.get(os.readlink(file)))
+    return sorted(port for port in ports if port)
+
+
+def _family(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    members = [pid]
+    for member in members:
+        members += [child for child, parent in parents.items() if parent == member]
+    return members
+
+
+# --- run ----------------------------------------------------------------------------------------------------------------------------
+
+
+@federation.command()
+def run(
+    folder: Folder = Path("federation"),
+    algorithm: Annotated[str, typer.Option(help="As for `silodp train`: spider, mb-sgd, local-sgd, prox-svrg, ...")] = "spider",
+    epsilon: Annotated[float | None, typer.Option(help="What the run may spend at each silo; a silo's whole budget by default.")] = None,
+    rounds: Annotated[int, typer.Option(help="Communication rounds R.")] = 25,
+    phase: Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")] = 5,
+    step: Annotated[float, typer.Option(help="Step size.")] = 0.5,
+    clip: Annotated[float, typer.Option(help="Clip threshold of a record's whole gradient.")] = 1.0,
+    slope: Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w.")] = 1.0,
+    local_steps: Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")] = 5,
+    inner: Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")] = 5,
+    restarts: Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")] = 1,
+    momentum: Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")] = 0.9,
+    kappa: Annotated[float, typer.Option(help="Gain of disk's filter.")] = 0.7,
+    sampling: Annotated[str | None, typer.Option(help="full or disjoint.")] = None,
+    participation: Annotated[str, typer.Option(help="Who is asked in a round: all, uniform:M, random:M or balanced:M.")] = "all",
+    anchor_share: Annotated[float | None, typer.Option(help="Share of the budget that anchors take.")] = None,
+    seed: Annotated[int, typer.Option(help="Public coins: the start, and who is asked.")] = 0,
+    quorum: Annotated[int, typer.Option(help="Answers without which a round does not count; with fewer the run ends.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
+    retry: Annotated[float, typer.Option(help="Seconds after which the same question is sent again.")] = 10.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")] = False,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="The run's folder; by default a new one in runs/.")] = None,
+    hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
+    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
+    key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub.")] = None,
+    model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second time.
+
+    Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
+    """
+    from silodp.server.conduct import Conduct, Order
+    from silodp.server.remote import Patience
+
+    given = locals()
+    if bool(hub) != bool(card) or bool(hub) != bool(key_file):
+        raise BadInput("--hub, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")
+    if hub and card and key_file:
+        from silodp.wire.hub import Hub
+
+        carrier, cards, signing = Hub(hub), [_card(path) for path in card], _read_key(key_file)
+    else:
+        folder = folder.resolve()
+        state = _load(folder)
+        carrier, signing = _carrier(folder, state), _read_key(folder / "asker.key")
+        cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+    place = out_dir or _run_folder((folder if not hub else Path()) / "runs", resume)
+    order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
+    if not resume and (place / "run.json").exists():
+        raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
+    conduct = Conduct(cards, _problem(cards[0], model), order, carrier, place, key=signing, quorum=quorum, patience=waits)
+    _follow(conduct, len(cards), quiet=as_json)
+    if as_json:
+        print(json.dumps(conduct.summary))
+        return
+    for silo in conduct.summary["silos"]:
+        missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
+        out.print(
+            f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']}, spent at most epsilon "
+            f"{silo['spent_epsilon_at_most']:.4g} of {silo['epsilon']:g}{f'; {missed}' if missed else ''}."
+        )
+    ended = conduct.summary["ended"]
+    out.print(f"{conduct.summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    out.print(f"Model, summary and journal are in {place}.")
+
+
+def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    said = TextColumn("{task.fields[said]}")
+    with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), said, disable=quiet, console=out) as bar:
+        task = bar.add_task("rounds", total=conduct.total, said="")
+        for told in conduct:
+            left = min(told.left.values())
+            words = f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the run's budget left"
+            words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (" (replayed)" if told.replayed else "")
+            bar.update(task, completed=min(told.iterate, conduct.total), said=words)
+
+
+def _resumed(place: Path) -> Order:
+    from silodp.server.conduct import Order
+
+    try:
+        return Order(**json.loads((place / "run.json").read_text())["order"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{place} holds no run to go on with; give its folder with --out") from None
+
+
+def _run_folder(runs: Path, resume: bool) -> Path:
+    numbers = sorted(int(path.name) for path in runs.glob("[0-9]*") if path.name.isdigit()) if runs.exists() else []
+    if resume and not numbers:
+        raise BadInput(f"there is no run in {runs} to go on with; give its folder with --out")
+    return runs / str(numbers[-1] if resume else numbers[-1] + 1 if numbers else 1)
+
+
+def _problem(card: Card, model: str | None) -> Problem:
+    """The problem that the card names; a model in a file must be this server's own copy of it."""
+    from silodp.core.losses import cross_entropy, squared_error
+    from silodp.core.models import model_by_name
+    from silodp.core.problem import Problem
+    from silodp.core.prox import by_name
+
+    path, _, function = (model or card.model).rpartition(":")
+    if not path.endswith(".py"):
+        return Problem(*model_by_name(model or card.model, len(card.features), len(card.classes)), by_name(card.prox))
+    if model is None and not Path(path).is_file():
+        raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
+    import runpy
+
+    try:
+        build = runpy.run_path(path)[function]
+    except (OSError, KeyError):
+        raise BadInput(f"model {model} cannot be used; give FILE.py:FUNCTION, called with (features, outputs)") from None
+    loss = cross_entropy if card.classes else squared_error
+    return Problem(build(len(card.features), max(len(card.classes), 1)), loss, by_name(card.prox))
+
+
+# --- files --------------------------------------------------------------------------------------------------------------------------
+
+
+def _carrier(folder: Path, state: Mapping[str, Any]) -> Carrier:
+    from silodp.wire.hub import Direct, Hub
+
+    if state["engine"] == "direct":
+        return Direct({name: Path(policy).parent / "gate.sock" for name, policy in state["silos"].items()})
+    return Hub(folder / "engine" / "hub.sock")
+
+
+def _card(path: Path) -> Card:
+    from silodp.server.remote import Card
+
+    try:
+        return Card.of(json.loads(path.read_text("utf-8")), str(path))
+    except (OSError, ValueError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"the card {path} cannot be read ({type(error).__name__}); give the silo.json of a silo") from None
+
+
+def _save(folder: Path, state: dict[str, Any], name: str = "federation.json") -> None:
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(state, indent=1) + "\n")
+    part.replace(folder / name)
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder.resolve() / "federation.json").read_text())
+    except (OSError, ValueError):
+        raise BadInput(f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one") from None
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {error.strerror}; nothing is ever written over") from None
+
+
+def _new_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    made = Ed25519PrivateKey.generate()
+    with _new_file(path) as file:
+        file.write(made.private_bytes_raw().hex() + "\n")
+    return made
+
+
+def _read_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text("ascii").strip()))
+    except (OSError, ValueError):
+        raise BadInput(f"the key {path} cannot be read; `silodp federation key` makes one of 64 hexadecimal digits") from None

@@ -1,0 +1,253 @@
+"""A run over a network from the server's side: cards in, noise calibrated to each silo's own budget, a run folder out.
+
+The folder has run.json (the order, and the cards it was given for), journal (see `journal`), and at the end model.safetensors and
+summary.json. Everything in it is public, or private already. With the same folder the same run goes on where it was killed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import save_file
+from torch import Tensor
+
+from silodp.core.accounting import Budget
+from silodp.core.codec import Answer
+from silodp.core.errors import BadInput
+from silodp.core.problem import Problem
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian
+from silodp.server.federation import Federation, StopRun
+from silodp.server.journal import Journal
+from silodp.server.plan import Plan, calibrate
+from silodp.server.remote import AGAIN, Card, Carrier, Patience, Remote, Told
+from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to train, in words and numbers that a file can hold. `epsilon` is what this run may spend at each silo; None: its all."""
+
+    algorithm: str
+    rounds: int = 25
+    phase: int = 5
+    local_steps: int = 5
+    inner: int = 5
+    restarts: int = 1
+    slope: float = 1.0
+    momentum: float = 0.9
+    kappa: float = 0.7
+    step: float = 0.5
+    clip: float = 1.0
+    epsilon: float | None = None
+    sampling: str | None = None
+    participation: str = "all"
+    anchor_share: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After each iterate: how many there are, who answered the last question, who did not and why, and the part of each silo's
+    budget for this run that is left if everything that it was sent has been charged."""
+
+    iterate: int
+    answered: tuple[str, ...]
+    dropped: dict[str, str]
+    left: dict[str, float]
+    replayed: bool
+
+
+def agree(cards: Sequence[Card], problem: Problem) -> None:
+    """Raises BadInput unless all cards are about this very problem: model, loss, prox, features in one order, classes, torch version."""
+    if not cards:
+        raise BadInput("there is no silo; give the card (silo.json) of each")
+    wanted = hashlib.sha256(problem.definition().encode()).hexdigest()
+    for card in cards:
+        for field in ("model", "prox", "features", "classes", "definition"):
+            if getattr(card, field) != getattr(cards[0], field) and (field != "model" or ".py:" not in card.model):
+                raise BadInput(f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem")
+        if card.definition != wanted:
+            raise BadInput(
+                f"silo {card.name} approves the definition {card.definition[:12]}.., but this server's problem is {wanted[:12]}..; "
+                f"use the same model, prox and torch version (here {torch.__version__})"
+            )
+        if card.rule != "gdp":
+            raise BadInput(f"silo {card.name} keeps its ledger by the rule {card.rule}; a run over a network is planned for gdp")
+
+
+def plan_order(order: Order, cards: Sequence[Card]) -> tuple[Plan, Any]:
+    """The noise with which the whole run fits each silo's budget, and the algorithm ready to run."""
+    algorithm = find(order.algorithm)
+    names = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "momentum", "kappa")
+    settings = schedule(algorithm, **{name: getattr(order, name) for name in names})
+    sampling = sampling_by_name(order.sampling, algorithm, order.rounds)
+    if not isinstance(sampling, FullBatch | DisjointBatches):
+        raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
+    for name in ("step", "clip"):
+        if not 0 < getattr(order, name) < np.inf:
+            raise BadInput(f"{name} is {getattr(order, name):g}; it must be greater than 0")
+    run = prepared(algorithm, settings, order.step)
+    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, sampling) for kind in algorithm.kinds}
+    budgets = []
+    for card in cards:
+        if order.epsilon is not None and not 0 < order.epsilon <= card.epsilon:
+            raise BadInput(f"epsilon is {order.epsilon:g}, but silo {card.name} has {card.epsilon:g} in all; use at most that, and above 0")
+        budgets.append(Budget(order.epsilon or card.epsilon, card.delta))
+    participation = participation_by_name(order.participation, len(cards), order.seed)()
+    shares = default_shares(algorithm, settings, order.anchor_share)
+    return calibrate(run, mechanisms, budgets, [card.records for card in cards], participation, shares=shares, rule="gdp"), run
+
+
+class Conduct:
+    """One run, new or continued: iterate over it for progress, then `summary` says how it ended."""
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        problem: Problem,
+        order: Order,
+        carrier: Carrier,
+        folder: Path,
+        *,
+        key: Ed25519PrivateKey,
+        quorum: int = 1,
+        patience: Patience | None = None,
+    ) -> None:
+        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with."""
+        agree(cards, problem)
+        self._cards, self._problem, self._order, self._folder = tuple(cards), problem, order, folder
+        self._plan, self._run = plan_order(order, cards)
+        asker = key.public_key().public_bytes_raw().hex()
+        self.run, config = _open_folder(folder, {"order": dataclasses.asdict(order), "asker": asker, "cards": [_plain(c) for c in cards]})
+        self._journal = Journal(folder / "journal", self.run, config)
+        self._tally = _Tally(cards, self._plan)
+        try:
+            self._remote = Remote(
+                cards, carrier, run=self.run, key=key, journal=self._journal, quorum=quorum, patience=patience, told=self._tally.note
+            )
+        except BadInput:
+            self._journal.close()
+            raise
+        self.total = order.rounds
+        self.summary: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
+        participation = participation_by_name(self._order.participation, len(self._cards), self._order.seed)()
+        iterates = self._run(
+            Federation(self._remote, participation), self._problem, self._problem.initial([self._order.seed]), **self._plan.mechanisms
+        )
+        last: Tensor | None = None
+        count, ended = 0, "finished"
+        try:
+            for w in iterates:
+                if not bool(torch.isfinite(w).all()):
+                    raise StopRun("the iterates have diverged; use a smaller step")
+                last, count = w, count + 1
+                yield self._tally.progress(count)
+        except StopRun as stop:
+            ended = str(stop)
+        finally:
+            self._journal.close()
+        if last is None:
+            raise BadInput(f"the run ended before its first iterate: {ended}; it can be resumed")
+        self.summary = self._write(last, count, ended)
+
+    def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
+        parameters = {name: value[0].contiguous() for name, value in self._problem.split(w).items()}
+        about = {"model": self._cards[0].model, "prox": self._cards[0].prox, "algorithm": self._order.algorithm}
+        save_file(parameters, self._folder / "model.safetensors", metadata=about)
+        summary = {
+            "run": self.run, "ended": ended, "algorithm": self._order.algorithm, "iterates": count, "questions": self._tally.questions,
+            "parameters": self._problem.dim, "silos": self._tally.silos(self._remote.retired),
+            "model": str(self._folder / "model.safetensors"),
+        }  # fmt: skip
+        (self._folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        return summary
+
+
+class _Tally:
+    """What each silo was asked, answered and may have been charged."""
+
+    def __init__(self, cards: Sequence[Card], plan: Plan) -> None:
+        self._cards, self._plan = cards, plan
+        self._charged: list[dict[str, float]] = [{} for _ in cards]
+        self._answered, self._dropped = Counter[str](), {card.name: Counter[str]() for card in cards}
+        self._ledgers: dict[str, dict] = {}
+        self._last: Told | None = None
+        self.questions = 0
+
+    def note(self, told: Told, answers: Mapping[str, Answer]) -> None:
+        self._last, self.questions = told, self.questions + 1
+        self._answered.update(told.answered)
+        for name, code in told.dropped.items():
+            self._dropped[name][code] += 1
+        for name, answer in answers.items():
+            self._ledgers[name] = {"count": answer.count, "head": answer.head}
+        multipliers = np.broadcast_to(np.asarray(told.event.noise_multiplier), (1, len(self._cards)))[0]
+        for i, card in enumerate(self._cards):
+            code = told.dropped.get(card.name)
+            if card.name in told.answered or code in AGAIN or code in ("silent", "forged", "value"):
+                event = replace(told.event, noise_multiplier=float(multipliers[i]))
+                bucket, price = self._plan.rule.price(event, np.asarray(card.records))
+                self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + float(price)
+
+    def progress(self, count: int) -> Progress:
+        told, rule = self._last, self._plan.rule
+        assert told is not None
+        capacity = rule.capacity(self._plan.budgets)[0]
+        spent = [float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0 for mine in self._charged]
+        left = {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
+        return Progress(count, told.answered, told.dropped, left, told.replayed)
+
+    def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
+        found = []
+        for card, mine, budget in zip(self._cards, self._charged, self._plan.budgets[0], strict=True):
+            buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
+            spent = float(self._plan.rule.epsilon(buckets, np.asarray(budget.delta))) if mine else 0.0
+            row = {
+                "name": card.name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon_at_most": spent,
+                "answered": self._answered[card.name], "dropped": dict(self._dropped[card.name]), "retired": retired.get(card.name),
+                "ledger": self._ledgers.get(card.name),
+            }  # fmt: skip
+            found.append(row)
+        return found
+
+
+def _plain(card: Card) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(card)))
+
+
+def _open_folder(folder: Path, wanted: dict[str, Any]) -> tuple[str, str]:
+    """The run's id and the hash of its configuration; a new folder gets a new id."""
+    path = folder / "run.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            found = json.loads(path.read_text())
+            differs = [field for field in wanted if found.get(field) != json.loads(json.dumps(wanted[field]))]
+            if differs:
+                raise BadInput(
+                    f"{folder} holds a run with another {' and '.join(differs)}; choose another folder, or resume that run as it is"
+                )
+            run = str(found["run"])
+        else:
+            run = secrets.token_hex(16)
+            text = json.dumps({"run": run} | wanted, indent=1) + "\n"
+            part = folder / "run.json.part"
+            part.write_text(text)
+            part.replace(path)
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(f"the run folder {folder} cannot be used ({type(error).__name__}); choose another") from None
+    return run, hashlib.sha256(json.dumps({"run": run} | wanted, sort_keys=True).encode()).hexdigest()

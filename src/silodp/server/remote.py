@@ -1,0 +1,271 @@
+"""The channel to silos on other machines: a signed query to each, a deadline, the same bytes again to whoever is silent, signed replies.
+
+Neither the carrier nor a silo is trusted to be there, on time or well-behaved: what comes back is checked against what was asked, and
+whatever fails is as if it had not come. A question's id follows from run, number and silo, so that a repeated or resumed question is
+the same bytes, which a gate answers from its store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, decode_reply, encode_query
+from silodp.core.errors import BadInput, Refused
+from silodp.core.query import Event, Query
+from silodp.server.federation import Absent, StopRun
+from silodp.server.journal import Journal, Round
+
+AGAIN = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
+"""Refusals that may pass: the same bytes are sent again until the deadline."""
+RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "asker", "statistic", "sampling", "version", "peer"})
+"""Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
+LARGEST = 1e30
+"""A number beyond this is treated as not finite: sums of them would leave float32."""
+
+
+class Carrier(Protocol):
+    """Takes a frame to each named silo and brings the replies that came in time. An exception with a `code` says that it is itself gone."""
+
+    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
+    def names(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it taken on trust by the silo."""
+
+    name: str
+    key: str
+    records: int
+    epsilon: float
+    delta: float
+    rule: str
+    model: str
+    prox: str
+    features: tuple[str, ...]
+    classes: tuple[str, ...]
+    parameters: int
+    definition: str
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
+        """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            value = table.get(field.name)
+            if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+                found[field.name] = tuple(value)
+            elif field.type == "int" and type(value) is int and value > 0:
+                found[field.name] = value
+            elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
+                found[field.name] = float(value)  # type: ignore[arg-type]
+            elif field.type == "str" and isinstance(value, str):
+                found[field.name] = value
+            else:
+                raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
+
+    Whoever has not replied to one sending within `retry` is sent the same bytes again.
+    """
+
+    deadline: float = 60.0
+    limit: float = 300.0
+    retry: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry <= self.deadline <= self.limit < math.inf:
+            raise BadInput(
+                f"retry {self.retry:g}, deadline {self.deadline:g} and limit {self.limit:g} seconds must rise in this order from above 0"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What the silos that count have released, in the order of their numbers: `value` (1, M, d)."""
+
+    value: Tensor
+    silos: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of one question, for progress and summary: who answered, and a code for each silo that did not."""
+
+    sequence: int
+    event: Event
+    answered: tuple[str, ...]
+    dropped: dict[str, str]
+    replayed: bool
+
+
+class Remote:
+    """Asks the silos of `cards`, numbered as they stand there; every question is journalled before its answer is used."""
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        carrier: Carrier,
+        *,
+        run: str,
+        key: Ed25519PrivateKey,
+        journal: Journal | None = None,
+        quorum: int = 1,
+        patience: Patience | None = None,
+        told: Callable[[Told, Mapping[str, Answer]], None] = lambda told, answers: None,
+    ) -> None:
+        if len({card.name for card in cards}) != len(cards):
+            raise BadInput(f"the silos are {', '.join(card.name for card in cards)}; each needs a name of its own")
+        if not 1 <= quorum <= len(cards):
+            raise BadInput(f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the number of silos")
+        self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
+        self._journal, self._quorum, self._patience, self._told = journal, quorum, patience or Patience(), told
+        self._sequence, self._silent = 0, set[str]()
+        self.retired: dict[str, str] = {}
+        """Silos that are asked nothing more, with the code of the refusal that ended it."""
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answers:
+        """The releases of those of the silos that answer. Raises StopRun where fewer than the quorum can or do."""
+        _refuse_diverged(query)
+        asked = {self._cards[i].name: i for i in sorted(silos)}
+        frames = {name: self._frame(query, i) for name, i in asked.items() if name not in self.retired}
+        recorded = self._journal.read() if self._journal else None
+        if recorded is None:
+            answers, replies, dropped = self._live(query, asked, frames)
+            written = Round(self._sequence, {n: _digest(f) for n, f in frames.items()}, replies, dropped)
+            if self._journal:
+                self._journal.write(written)
+        else:
+            answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
+        self.retired |= {name: code for name, code in dropped.items() if code in RETIRED and name not in self.retired}
+        self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
+        members = [name for name in asked if name in answers]
+        self._told(Told(self._sequence, query.event(), tuple(members), dropped, recorded is not None), answers)
+        self._sequence += 1
+        if not members:
+            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
+            raise Absent(f"nobody answered question {self._sequence} ({said})")
+        like = getattr(query.statistic, "w", None)
+        values = [answers[name].value.to(like.dtype if like is not None else torch.float64) for name in members]
+        return Answers(torch.stack(values, 1), tuple(asked[name] for name in members))
+
+    # --- one question -----------------------------------------------------------------------------------------------------------
+
+    def _frame(self, query: Query, silo: int) -> bytes:
+        multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
+        own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
+        asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))
+        return encode_query(Envelope(self._run, self._id(silo), self._cards[silo].definition, asked), self._key)
+
+    def _id(self, silo: int) -> str:
+        return hashlib.sha256(f"{self._run}/{self._sequence}/{self._cards[silo].name}".encode()).hexdigest()[:40]
+
+    def _live(
+        self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes]
+    ) -> tuple[dict[str, Answer], dict[str, bytes], dict[str, str]]:
+        """Sends until all have answered or said no, or the time is over. Raises StopRun, with nothing journalled, if too few answer."""
+        need = min(self._quorum, len(asked)) if len(asked) > 1 or len(self._cards) == 1 else 0  # of one by one, any may be absent
+        if len(self._cards) - len(self.retired) < self._quorum:
+            raise StopRun(f"the silos {_list(self.retired)} have retired, and fewer than the quorum of {self._quorum} are left")
+        answers: dict[str, Answer] = {}
+        replies: dict[str, bytes] = {}
+        dropped = {name: "retired" for name in asked if name not in frames}
+        waiting, gone, begin, pause = self._present(frames), "", time.monotonic(), 0.05
+        dropped |= {name: "silent" for name in frames if name not in waiting}
+        while waiting:
+            left = self._patience.deadline - (time.monotonic() - begin)
+            if left <= 0 and (len(answers) >= need or left <= self._patience.deadline - self._patience.limit):
+                break
+            before = len(waiting)
+            try:
+                came = self._carrier.exchange({name: frames[name] for name in waiting}, min(self._patience.retry, max(left, 1.0)))
+                gone = ""
+            except Exception as error:  # the wire's own exception, which this folder may not name
+                if not isinstance(code := getattr(error, "code", None), str):
+                    raise
+                came, gone = {}, code
+            for name in [name for name in waiting if name in came]:
+                got = self._opened(came[name], query, asked[name], frames[name])
+                if isinstance(got, Answer):
+                    answers[name], replies[name] = got, came[name]
+                    waiting.remove(name)
+                    dropped.pop(name, None)
+                elif got not in AGAIN and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
+                    dropped[name] = got
+                    waiting.remove(name)
+                else:
+                    dropped[name] = got
+            pause = 0.05 if len(waiting) < before else min(2 * pause, 1.0)
+            if waiting:
+                time.sleep(pause)
+        dropped |= {name: dropped.get(name, "silent") for name in waiting}
+        if gone and len(answers) < max(need, 1):
+            raise StopRun(f"the engine cannot be reached ({gone}); start it again and resume the run")
+        if len(answers) < need:
+            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
+            raise StopRun(f"{len(answers)} of {len(asked)} silos answered question {self._sequence + 1}, and {need} must ({said})")
+        return answers, replies, dropped
+
+    def _present(self, frames: Mapping[str, bytes]) -> list[str]:
+        """Whom to wait for: all, but of those that were silent when last asked only the ones that the carrier sees again."""
+        if not self._silent & frames.keys():
+            return list(frames)
+        try:
+            seen = set(self._carrier.names())
+        except Exception:
+            return list(frames)
+        present = [name for name in frames if name not in self._silent or name in seen]
+        return present if len(present) >= self._quorum else list(frames)
+
+    def _opened(self, raw: bytes, query: Query, silo: int, frame: bytes) -> Answer | str:
+        """The answer in a reply; or the code of a refusal, "forged" for what the silo did not sign about this question, "value"."""
+        card, shape = self._cards[silo], query.statistic.shape
+        try:
+            reply = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER + 8 * shape[-1] + 8, silo_key=card.key)
+        except Refused:
+            return "forged"
+        if isinstance(reply, Refusal):
+            return reply.code
+        if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), _digest(frame)):
+            return "forged"
+        if reply.value.shape != shape or not bool((reply.value.abs() <= LARGEST).all()):
+            return "value"
+        return reply
+
+    def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer]:
+        if recorded.sequence != self._sequence or recorded.asked != {name: _digest(frame) for name, frame in frames.items()}:
+            raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
+        answers: dict[str, Answer] = {}
+        for name, raw in recorded.replies.items():
+            got = self._opened(raw, query, asked[name], frames[name])
+            if not isinstance(got, Answer):
+                raise BadInput(f"the journal's reply of {name} to question {self._sequence + 1} is not the silo's; restore the journal")
+            answers[name] = got
+        return answers
+
+
+def _refuse_diverged(query: Query) -> None:
+    points = [value for value in vars(query.statistic).values() if isinstance(value, Tensor) and value.is_floating_point()]
+    if not all(bool(torch.isfinite(point).all()) for point in points):
+        raise StopRun("the iterates have diverged; use a smaller step")
+
+
+def _digest(frame: bytes) -> str:
+    return hashlib.sha256(frame[OVERHEAD:]).hexdigest()
+
+
+def _list(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({code})" for name, code in names.items()) or "(none)"

@@ -1,0 +1,165 @@
+"""Where the algorithm's process meets the engine: a Unix socket at the server's host that takes a frame for each silo and gives replies.
+
+The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed without the other. Standard library
+only. A message is  header length (4, big-endian) | header, JSON | the frames, one after another, as long as the header says.
+A question's header is {"ask": "exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
+{"frames": [[silo, bytes], ...]} or {"names": [silo, ...]}. Nothing here reads a frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
+
+MAX_HEADER, MAX_BYTES = 2**20, 2**32
+GRACE = 10.0
+"""Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
+
+Exchange = Callable[[Mapping[str, bytes], float], dict[str, bytes]]
+
+
+class Hub:
+    """The engine's job that listens at `path`. Each question has a connection of its own, so that a restart of the job is not noticed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+
+    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that does not reply."""
+        header = {"ask": "exchange", "timeout": timeout, "frames": _sizes(frames)}
+        _, replies = self._ask(header, frames, timeout + GRACE)
+        return {name: replies[name] for name in frames if name in replies}
+
+    def names(self) -> list[str]:
+        """The silos that the engine knows to be connected now."""
+        found, _ = self._ask({"ask": "names"}, {}, GRACE)
+        return [name for name in found.get("names", ()) if isinstance(name, str)]
+
+    def _ask(self, header: dict[str, Any], frames: Mapping[str, bytes], patience: float) -> tuple[dict, dict[str, bytes]]:
+        deadline = time.monotonic() + patience
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            try:
+                _connect(line, self.path, deadline)
+                _send(line, header, frames, deadline)
+                return _read(line, deadline)
+            except TimeoutError:
+                raise Unreached("timeout") from None
+            except _TooLong:
+                raise Unreached("size") from None
+            except (OSError, ValueError):
+                raise Unreached("closed") from None
+
+
+class Direct:
+    """No engine: the gates of this machine, by name and socket. For tests, and for peers whose relay is a folder or a wire of their own."""
+
+    def __init__(self, sockets: Mapping[str, str | Path]) -> None:
+        self._gates = {name: Socket(path) for name, path in sockets.items()}
+
+    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        """The replies that came within `timeout` seconds, by silo."""
+
+        def ask(item: tuple[str, bytes]) -> bytes | None:
+            with contextlib.suppress(Unreached):
+                return self._gates[item[0]].ask(item[1], timeout)
+            return None
+
+        known = {name: frame for name, frame in frames.items() if name in self._gates}
+        if not known:
+            return {}
+        with ThreadPoolExecutor(len(known)) as pool:
+            replies = list(pool.map(ask, known.items()))
+        return {name: reply for name, reply in zip(known, replies, strict=True) if reply is not None}
+
+    def names(self) -> list[str]:
+        """The silos whose gates listen now."""
+        return [name for name, gate in self._gates.items() if _listens(gate.path)]
+
+
+def serve_hub(path: str | Path, exchange: Exchange, names: Callable[[], list[str]], stop: threading.Event) -> None:
+    """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that fails is hung up on, and costs nothing.
+
+    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be safe to call so.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode) or _listens(str(path)):
+            raise FileExistsError(f"{path} is in use")
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)  # before it listens, so that nobody else could have come in
+        listener.listen(64)
+        listener.settimeout(0.1)
+        own = os.lstat(path).st_ino
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                line, _ = listener.accept()
+                threading.Thread(target=_serve, args=(line, exchange, names), daemon=True).start()
+    with contextlib.suppress(FileNotFoundError):
+        if os.lstat(path).st_ino == own:
+            os.unlink(path)
+
+
+def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str]]) -> None:
+    with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
+        header, frames = _read(line, time.monotonic() + GRACE)
+        if header["ask"] == "names":
+            return _send(line, {"names": list(names())}, {}, time.monotonic() + GRACE)
+        if header["ask"] != "exchange":
+            raise ValueError("there are two questions")
+        replies = exchange(frames, float(header["timeout"]))
+        _send(line, {"frames": _sizes(replies)}, replies, time.monotonic() + GRACE)
+
+
+# --- messages -------------------------------------------------------------------------------------------------------------------
+
+
+class _TooLong(ValueError):
+    """A header or the sum of its frames is longer than what is carried."""
+
+
+def _sizes(frames: Mapping[str, bytes]) -> list[list]:
+    return [[name, len(frame)] for name, frame in frames.items()]
+
+
+def _send(line: socket.socket, header: dict[str, Any], frames: Mapping[str, bytes], deadline: float) -> None:
+    text = json.dumps(header).encode()
+    if len(text) > MAX_HEADER or sum(map(len, frames.values())) > MAX_BYTES:
+        raise _TooLong
+    for piece in (len(text).to_bytes(4, "big") + text, *filter(None, frames.values())):  # to send nothing may fail: the reply may have come
+        line.settimeout(_left(deadline))
+        line.sendall(piece)
+
+
+def _read(line: socket.socket, deadline: float) -> tuple[dict, dict[str, bytes]]:
+    size = int.from_bytes(_receive(line, 4, deadline), "big")
+    if size > MAX_HEADER:
+        raise _TooLong
+    header = json.loads(_receive(line, size, deadline))
+    if not isinstance(header, dict):
+        raise ValueError("a header is a table")
+    sizes = [(str(name), int(length)) for name, length in header.get("frames", ())]
+    if any(length < 0 for _, length in sizes) or sum(length for _, length in sizes) > MAX_BYTES:
+        raise _TooLong
+    return header, {name: _receive(line, length, deadline) for name, length in sizes}
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(1.0)
+        try:
+            line.connect(path)
+        except (OSError, ValueError):
+            return False
+        return True

@@ -1,0 +1,112 @@
+"""NVIDIA FLARE as courier: `Courier` at a silo, `ServerHub` at the server, both components of a site's own resources.json.
+
+They live in the engine's client and server processes themselves, not in a job: no code or configuration comes from the server, a client
+or a server that was killed is back as soon as it runs again, and the silo refuses every other thing that the engine can be asked for.
+A question is pushed as an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is {"reply": bytes} or {"code": word}.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.shareable import Shareable
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+from silodp.wire.hub import serve_hub
+from silodp.wire.socket import CODES, Socket, Unreached
+
+TOPIC = "silodp"
+LONGEST = 3600.0
+"""Seconds that a question may keep a thread of the courier, whatever the server says."""
+PING = 2.0
+"""Seconds in which a courier that is there says so."""
+
+
+class Courier(FLComponent):
+    """The silo's end: carries frames to the gate at `socket`, which the silo's own resources.json names, and does nothing else."""
+
+    def __init__(self, socket: str, limit: int = 2**28) -> None:
+        super().__init__()
+        self._gate = Socket(socket, limit=limit)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        engine: Any = fl_ctx.get_engine()
+        if event_type == EventType.SYSTEM_BOOTSTRAP:  # before the server is told of this client
+            try:
+                # The engine would obey the server's admin commands (read a file, run a job), and check the site's rights only if the
+                # server asks it to. A courier needs none of them.
+                ClientRequestProcessors.request_processors.clear()
+                engine.register_aux_message_handler(TOPIC, self._carry)
+            except Exception:
+                raise UnsafeComponentError("the courier could not close the engine's commands") from None  # stops the engine
+        if event_type == EventType.SYSTEM_START and engine.admin_agent.processors:
+            self.logger.error("the engine still obeys commands of the server: the courier stops")
+            os._exit(2)
+
+    def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        answer = Shareable()
+        try:
+            frame, timeout = request.get("frame"), request.get("timeout")
+            if isinstance(frame, bytes) and isinstance(timeout, float) and 0 < timeout <= LONGEST:
+                answer["reply"] = self._gate.ask(frame, timeout)
+            else:
+                answer["code"] = "malformed"
+        except Unreached as missed:
+            answer["code"] = missed.code
+        except Exception:
+            answer["code"] = "courier"  # no exception's text goes to the server
+        return answer
+
+
+class ServerHub(FLComponent):
+    """The server's end: opens the hub at `path` for as long as the engine's server runs."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path, self._stop, self._engine = Path(path), threading.Event(), None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            self._engine = fl_ctx.get_engine()
+            threading.Thread(target=serve_hub, args=(self._path, self._exchange, self._names, self._stop), daemon=True).start()
+        if event_type == EventType.SYSTEM_END:
+            self._stop.set()
+
+    def _registered(self) -> list[str]:
+        return sorted(client.name for client in self._engine.get_clients())
+
+    def _names(self) -> list[str]:
+        """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""
+        names = self._registered()
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            present = pool.map(lambda name: "code" in self._send(name, Shareable(), PING), names)
+            return [name for name, here in zip(names, present, strict=True) if here]
+
+    def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        """Each silo is asked in a thread of its own, so that a slow one delays nobody; the engine's own multicast fails in 2.9.0."""
+        known = [name for name in self._registered() if name in frames]
+        with ThreadPoolExecutor(max(1, len(known))) as pool:
+            replies = dict(zip(known, pool.map(lambda name: self._ask(name, frames[name], timeout), known), strict=True))
+        return {name: reply for name, reply in replies.items() if reply is not None}
+
+    def _ask(self, name: str, frame: bytes, timeout: float) -> bytes | None:
+        answer = self._send(name, Shareable({"frame": frame, "timeout": float(timeout)}), timeout)
+        reply, code = answer.get("reply"), answer.get("code")
+        if isinstance(reply, bytes):
+            return reply
+        self.logger.warning(f"{name} did not answer: {code if isinstance(code, str) and code in CODES else 'silent'}")  # no word of its own
+        return None
+
+    def _send(self, name: str, request: Shareable, timeout: float) -> Mapping[str, Any]:
+        with self._engine.new_context() as fl_ctx:
+            answers = self._engine.send_aux_request([name], TOPIC, request, timeout, fl_ctx, optional=True)
+        return (answers or {}).get(name, {})

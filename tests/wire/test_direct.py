@@ -1,0 +1,187 @@
+"""The gates of this machine without an engine, the commands for them, and peers without a server: real daemons, real bytes."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gates import ASKER, three_gates
+from silodp import cli
+from silodp.core.query import Gaussian
+from silodp.federation_commands import _command
+from silodp.server.algorithms import prox_spider
+from silodp.server.federation import Everyone, Federation, StopRun
+from silodp.server.peers import Folder, Peer
+from silodp.server.remote import Patience, Remote
+from silodp.silo.durable import DurableLedger
+from silodp.wire.hub import Direct
+
+QUICK = Patience(deadline=20.0, limit=20.0, retry=5.0)
+SETTINGS = {
+    "rounds": 6,
+    "phase": 3,
+    "step": 0.5,
+    "slope": 1.0,
+    "anchor": Gaussian("anchor", 1.0, 30.0),
+    "refine": Gaussian("refine", 1.0, 30.0),
+}
+
+
+@pytest.fixture(scope="module")
+def gates():
+    with three_gates() as made:
+        yield made
+
+
+def test_a_carrier_asks_those_it_knows_and_leaves_out_whoever_does_not_listen(gates, tmp_path):
+    carrier = Direct(gates.sockets | {"gone": tmp_path / "no.sock"})
+    assert carrier.names() == ["silo-0", "silo-1", "silo-2"]
+    replies = carrier.exchange({"silo-0": b"?", "gone": b"?", "unknown": b"?"}, 5.0)
+    assert list(replies) == ["silo-0"]
+    assert replies["silo-0"].startswith(b"SDPR")
+    assert carrier.exchange({}, 5.0) == {}
+
+
+def peers(gates, relay_of, run: str, patience: Patience = QUICK) -> list:
+    """Each silo's own process, here a thread: it reaches its own gate and the relay, and gives its iterates or why it stopped."""
+    results: list = [None] * 3
+
+    def work(i: int) -> None:
+        name = gates.cards[i].name
+        carrier = Peer(name, Direct({name: gates.sockets[name]}), relay_of(i))
+        channel = Remote(gates.cards, carrier, run=run, key=ASKER, quorum=3, patience=patience)
+        try:
+            start = gates.problem.initial([0])
+            results[i] = list(prox_spider(Federation(channel, Everyone(3)), gates.problem, start, **SETTINGS))
+        except StopRun as stop:
+            results[i] = str(stop)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_peers_reach_the_same_iterates_bit_for_bit_and_each_answer_is_charged_once(gates, tmp_path):
+    first, second, third = peers(gates, lambda i: Folder(tmp_path / "relay"), "peers")
+    assert len(first) == 6
+    for a, b, c in zip(first, second, third, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+    assert len(list((tmp_path / "relay").iterdir())) == 18
+    for gate in gates.gates:
+        ids = gate.charges("peers")
+        assert len(ids) == len(set(ids)) == 6
+
+
+class Altering(Folder):
+    """A relay that changes one bit of what it gives."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__(path)
+        self._at = at
+
+    def get(self, name):
+        content = super().get(name)
+        if content is None:
+            return None
+        at = self._at % len(content)
+        return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+class Swapping(Folder):
+    """A relay that gives one silo's reply for another's: what was put first, whatever is asked for."""
+
+    def get(self, name):
+        return next((path.read_bytes() for path in sorted(self._path.iterdir()) if path.suffix != ".part"), None)
+
+
+@pytest.mark.parametrize(
+    "relay", [lambda path: Altering(path, 20), lambda path: Altering(path, -9), Swapping], ids=["key", "value", "swap"]
+)
+def test_a_relay_that_alters_a_byte_or_swaps_replies_is_noticed_by_whoever_reads_it(gates, tmp_path, relay):
+    brief = Patience(deadline=10.0, limit=10.0, retry=3.0)
+    path = tmp_path / "relay"
+    results = peers(gates, lambda i: relay(path) if i == 1 else Folder(path), f"bad-{path.parent.name[-1]}", brief)
+    assert "forged" in results[1]
+    assert all(isinstance(result, str) for result in results), "without the second peer the others do not go on either"
+
+
+# --- the commands -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silodp(monkeypatch, capsys):
+    """Runs a command as the shell does: (exit code, standard output, standard error)."""
+
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["silodp", "federation", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def charged(folder: Path) -> list[list[str]]:
+    ledgers = [DurableLedger.open(path) for path in sorted(folder.glob("silos/*/ledger.db"))]
+    return [[entry.query_id for entry in ledger.entries() if entry.act == "charge"] for ledger in ledgers]
+
+
+def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run_goes_on(silodp):
+    home = Path(tempfile.mkdtemp(prefix="silodp-"))
+    folder = home / "f"
+    words = ("up", "--folder", str(folder), "--engine", "direct", "--data", "wbcd", "--model", "mlp:4", "--json")
+    done = subprocess.run([sys.executable, "-m", "silodp.cli", "federation", *words], capture_output=True, text=True, check=True)
+    try:
+        made = json.loads(done.stdout)
+        assert [p["runs"] for p in made["processes"]] == [True] * 3
+        assert made["connected"] == ["silo-1", "silo-2", "silo-3"]
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in [*folder.glob("data/*"), folder / "asker.key"])
+        run = ("run", "--folder", folder, "--epsilon", 0.5, "--rounds", 60)
+        process = subprocess.Popen([sys.executable, "-m", "silodp.cli", "federation", *map(str, run), "--json"], stdout=subprocess.DEVNULL)
+        deadline, journal = time.monotonic() + 60, folder / "runs/1/journal"
+        while not (journal.exists() and journal.stat().st_size > 20_000):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+        code, text, _ = silodp("run", "--folder", folder, "--resume", "--json")
+        summary = json.loads(text)
+        assert (code, summary["ended"], summary["iterates"]) == (0, "finished", 60)
+        assert all(silo["spent_epsilon_at_most"] <= 0.5 for silo in summary["silos"])
+        assert [(len(ids), len(set(ids))) for ids in charged(folder)] == [(60, 60)] * 3
+        code, text, _ = silodp("run", "--folder", folder, "--epsilon", 0.5, "--rounds", 4, "--phase", 2)
+        assert "silo-2: answered 4 of 4, spent at most epsilon 0.5 of 0.5." in text
+        assert (folder / "runs/2/model.safetensors").exists()
+        for words, wanted in (
+            (("up", "--folder", folder, "--data", "wbcd"), "has a federation already"),
+            (("run", "--folder", folder, "--out", folder / "runs/2"), "holds a run already"),
+            (("run", "--folder", folder, "--epsilon", 11), "has 10 in all"),
+            (("run", "--folder", folder, "--quorum", 4), "between 1 and 3"),
+            (("run", "--folder", folder, "--hub", "x"), "belong together"),
+            (("run", "--folder", home / "none"), "no federation runs from"),
+            (("up", "--folder", home / "g", "--engine", "smoke", "--data", "wbcd"), "engine 'smoke' is unknown"),
+            (("up", "--folder", home / "g"), "either --data"),
+            (("up", "--folder", home / ("g" * 100), "--engine", "direct", "--data", "wbcd"), "too long"),
+        ):
+            code, _, err = silodp(*words)
+            assert (code, err.count("\n"), wanted in err) == (2, 1, True), err
+    finally:
+        assert silodp("down", "--folder", folder)[0] == 0
+    assert not any(_command(process["pid"]) for process in made["processes"])
+    assert not (folder / "federation.json").exists()
+    shutil.rmtree(home)

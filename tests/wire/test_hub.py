@@ -1,0 +1,142 @@
+"""The socket between algorithm and engine: what goes in comes out, and neither side's failure hurts the other."""
+
+import os
+import socket
+import stat
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from silodp.wire import hub
+from silodp.wire.hub import Hub, serve_hub
+from silodp.wire.socket import Unreached
+
+
+@contextmanager
+def serving(path, exchange, names=lambda: ["a", "b"]):
+    stop = threading.Event()
+    thread = threading.Thread(target=serve_hub, args=(path, exchange, names, stop))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not hub._listens(str(path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    try:
+        yield Hub(path)
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_frames_and_replies_pass_unchanged_and_only_the_owner_may_come(tmp_path):
+    seen = []
+
+    def exchange(frames, timeout):
+        seen.append((dict(frames), timeout))
+        return {name: frame[::-1] for name, frame in frames.items() if name != "silent"}
+
+    frames = {"a": bytes(range(256)) * 9000, "b": b"", "silent": b"x", "name with é": b"\0\1"}
+    with serving(tmp_path / "hub.sock", exchange) as line:
+        assert stat.S_IMODE(os.stat(tmp_path / "hub.sock").st_mode) == 0o600
+        assert line.exchange(frames, 2.5) == {name: frame[::-1] for name, frame in frames.items() if name != "silent"}
+        assert line.exchange({}, 1.0) == {}
+        assert line.names() == ["a", "b"]
+    assert seen == [(frames, 2.5), ({}, 1.0)]
+    assert not (tmp_path / "hub.sock").exists()
+
+
+def test_a_hub_that_is_gone_or_fails_is_one_code_and_the_next_question_is_answered(tmp_path):
+    def exchange(frames, timeout):
+        if b"bad" in frames.values():
+            raise RuntimeError("the engine is broken")
+        return {"stranger": b"not asked", "a": b"ok"}
+
+    def code(*words) -> str:
+        with pytest.raises(Unreached) as error:
+            Hub(tmp_path / "hub.sock").exchange(*words)
+        return error.value.code
+
+    assert code({"a": b""}, 1.0) == "unreachable"
+    with serving(tmp_path / "hub.sock", exchange) as line:
+        assert code({"a": b"bad"}, 1.0) == "closed"
+        assert line.exchange({"a": b"good"}, 1.0) == {"a": b"ok"}, "whoever was not asked has no voice"
+    assert code({"a": b""}, 1.0) == "unreachable"
+
+
+def test_questions_run_side_by_side(tmp_path):
+    inside, both = [], threading.Event()
+
+    def exchange(frames, timeout):
+        inside.append(1)
+        if len(inside) == 2:
+            both.set()
+        assert both.wait(20)
+        return dict(frames)
+
+    with serving(tmp_path / "hub.sock", exchange) as line:
+        thread = threading.Thread(target=line.exchange, args=({"a": b"1"}, 5.0))
+        thread.start()
+        assert line.exchange({"a": b"2"}, 5.0) == {"a": b"2"}
+        thread.join(20)
+
+
+def said(header: bytes) -> bytes:
+    return len(header).to_bytes(4, "big") + header
+
+
+HEADERS = [
+    b"[]",
+    b"null",
+    b"{}}",
+    b"\xff",
+    b"{}",
+    b'{"ask": "other", "timeout": 1}',
+    b'{"ask": "exchange"}',
+    b'{"ask": "exchange", "timeout": "x"}',
+]
+SIZES = [b"1e400", b"-1", b"99999999999", b"null", b"3"]
+GARBAGE = [b"", b"\0\0", b"\xff\xff\xff\xff", b"\0\0\0\5ab", *map(said, HEADERS)]
+GARBAGE += [said(b'{"ask": "exchange", "timeout": 1, "frames": [["a", ' + size + b"]]}") for size in SIZES]
+
+
+@pytest.mark.parametrize("sent", GARBAGE)
+def test_garbage_is_hung_up_on_and_calls_nothing(tmp_path, sent):
+    asked = []
+    with serving(tmp_path / "hub.sock", lambda frames, timeout: asked.append(frames) or {}) as line:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(20)
+            other.connect(str(tmp_path / "hub.sock"))
+            other.sendall(sent)
+            other.shutdown(socket.SHUT_WR)
+            assert other.recv(1) == b""
+        assert asked == []
+        assert line.exchange({"a": b""}, 1.0) == {}
+
+
+def test_a_second_hub_and_a_file_in_the_way_are_refused_and_a_dead_ones_socket_is_not(tmp_path):
+    path = tmp_path / "hub.sock"
+    with serving(path, lambda frames, timeout: dict(frames)) as line:
+        with pytest.raises(FileExistsError):
+            serve_hub(path, lambda *_: {}, list, threading.Event())
+        assert line.exchange({"a": b"1"}, 1.0) == {"a": b"1"}
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with serving(path, lambda frames, timeout: dict(frames)) as line:
+        assert line.exchange({"a": b"1"}, 1.0) == {"a": b"1"}
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        serve_hub(path, lambda *_: {}, list, threading.Event())
+    assert path.read_text() == "mine"
+
+
+def test_a_reply_longer_than_what_is_carried_is_one_code(tmp_path, monkeypatch):
+    with serving(tmp_path / "hub.sock", lambda frames, timeout: {"a": bytes(2000)}) as line:
+        assert len(line.exchange({"a": b""}, 1.0)["a"]) == 2000
+        monkeypatch.setattr(hub, "MAX_BYTES", 1000)
+        with pytest.raises(Unreached, match="size"):
+            line.exchange({"a": bytes(1001)}, 1.0)
+        with pytest.raises(Unreached, match="closed"):
+            line.exchange({"a": b""}, 1.0)

@@ -1,0 +1,314 @@
+"""A real NVFlare server and three clients with mutual TLS on loopback; the gates are stand-ins that give a frame back reversed."""
+
+import datetime
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.shareable import Shareable
+
+from silodp.core.errors import BadInput
+from silodp.wire import nvflare_site as site
+from silodp.wire.hub import Hub, serve_hub
+from silodp.wire.nvflare import TOPIC, Courier
+from silodp.wire.socket import CODES
+
+SILOS = ["a", "b", "c"]
+GATE = """
+import os, socket, sys, threading, time
+def whole(line, size):
+    data = b""
+    while len(data) < size:
+        piece = line.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+def serve(line):
+    with line:
+        frame = whole(line, int.from_bytes(whole(line, 4), "big"))
+        if frame.startswith(b"sleep"):
+            time.sleep(30)
+            return
+        line.sendall(len(frame).to_bytes(4, "big") + frame[::-1])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(16)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+class ModifiedServer(FLComponent):
+    """What a server that does not keep to NVFlare's rules can send: an admin command that asks the client not to check any right."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def handle_event(self, event_type, fl_ctx):
+        if event_type == EventType.SYSTEM_START:
+            self.cell = fl_ctx.get_engine().cell
+            threading.Thread(target=serve_hub, args=(self.path, self.attack, list, threading.Event()), daemon=True).start()
+
+    def attack(self, frames, timeout):
+        from nvflare.private.admin_defs import Message
+        from nvflare.private.defs import CellChannel, new_cell_message
+
+        found = {}
+        for name, frame in frames.items():
+            topic, _, body = frame.decode().partition(" ")
+            request = new_cell_message({}, Message(topic=topic, body=body))
+            reply = self.cell.send_request(CellChannel.CLIENT_MAIN, topic, name, request, timeout)
+            found[name] = str(getattr(reply.payload, "body", reply.payload)).encode()
+        return found
+
+
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory):
+    place, started = tmp_path_factory.mktemp("gates"), {}
+    for name in SILOS:
+        started[name] = subprocess.Popen([sys.executable, "-c", GATE, str(place / name)])
+    yield {name: place / name for name in SILOS}
+    for gate in started.values():
+        gate.kill()
+        gate.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, gates):
+    folder = tmp_path_factory.mktemp("fed") / "f"
+    site.provision(folder, [*SILOS, "d"])
+    resources = folder / "kits" / "server" / "local" / "resources.json"
+    settings = json.loads(resources.read_text())
+    spy = {"id": "modified", "path": "test_nvflare.ModifiedServer", "args": {"path": str(folder / "modified.sock")}}
+    settings["components"].append(spy)
+    resources.write_text(json.dumps(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        site.start(folder, gates)
+        yield folder
+        pids = [pid for pid, _ in json.loads((folder / "processes.json").read_text()).values()]
+        site.stop(folder)
+    assert not any(site._group(pid) for pid in pids)
+    assert not (folder / "hub.sock").exists()
+
+
+@pytest.fixture
+def hub(folder):
+    return Hub(folder / "hub.sock")
+
+
+@pytest.mark.parametrize("floats", [3_394, 1_000_000])
+def test_each_silo_gets_its_own_frame_and_replies_come_back_intact(hub, floats):
+    frames = {name: os.urandom(4 * floats) for name in SILOS}
+    assert hub.names() == SILOS
+    assert hub.exchange(frames, 20.0) == {name: frame[::-1] for name, frame in frames.items()}
+
+
+def test_a_silo_whose_gate_is_missing_is_the_only_one_missing(hub, gates):
+    gates["b"].rename(gates["b"].with_suffix(".away"))
+    assert sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 10.0)) == ["a", "c"]
+    gates["b"].with_suffix(".away").rename(gates["b"])
+    assert sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 10.0)) == SILOS
+
+
+def test_a_slow_gate_delays_nobody_beyond_the_deadline(hub):
+    began = time.monotonic()
+    answered = hub.exchange({"a": b"sleep", "b": b"sleep", "c": b"frame"}, 1.5)
+    assert sorted(answered) == ["c"]
+    assert time.monotonic() - began < 2.7
+
+
+def test_an_unknown_silo_is_not_asked(hub):
+    assert hub.exchange({"stranger": b"frame"}, 2.0) == {}
+
+
+def test_a_killed_client_is_missed_until_it_runs_again(hub, folder):
+    pid = json.loads((folder / "processes.json").read_text())["b"][0]
+    os.killpg(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 3.0)) == ["a", "c"]
+    assert time.monotonic() - began < 4.5
+    pids = site.restart_job(folder)
+    assert pids["b"] != pid
+    _until(lambda: sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 3.0)) == SILOS)
+
+
+def test_a_killed_server_comes_back_at_the_same_hub_and_clients_return(hub, folder):
+    before = json.loads((folder / "processes.json").read_text())
+    os.killpg(before["server"][0], signal.SIGKILL)
+    pids = site.restart_job(folder)
+    assert {name: pids[name] for name in SILOS} == {name: before[name][0] for name in SILOS}  # they were not started again
+    _until(lambda: sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 3.0)) == SILOS)
+
+
+@pytest.mark.parametrize("attack", ["sys.shell cat {secret}", "sys.shell ls {place}", "train.deploy x", "sys.info x", "train.start_job x"])
+def test_a_modified_server_finds_no_command_that_the_silo_obeys(folder, tmp_path, attack):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("needle")
+    wicked = attack.format(secret=secret, place=tmp_path)
+    said = _modified(folder).exchange({"a": wicked.encode()}, 10.0)["a"]
+    assert b"invalid_request" in said
+    assert b"needle" not in said
+    assert b"secret.txt" not in said
+
+
+def test_a_job_with_code_of_its_own_does_not_run_at_a_silo(folder, tmp_path):
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    config, custom, mark = tmp_path / "job" / "app" / "config", tmp_path / "job" / "app" / "custom", tmp_path / "ran"
+    config.mkdir(parents=True)
+    custom.mkdir()
+    (custom / "mine.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    runs = {"format_version": 2, "executors": [{"tasks": ["x"], "executor": {"path": "mine.Mine", "args": {}}}], "components": []}
+    (config / "config_fed_client.json").write_text(json.dumps(runs))
+    (config / "config_fed_server.json").write_text(json.dumps({"format_version": 2, "workflows": [], "components": []}))
+    meta = {"name": "job", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["a"]}}
+    (tmp_path / "job" / "meta.json").write_text(json.dumps(meta))
+    session = new_secure_session(site.ADMIN, str(folder / "kits" / site.ADMIN), timeout=10.0)
+    try:
+        session.submit_job(str(tmp_path / "job"))
+        time.sleep(3.0)
+    except Exception as refused:  # the server may refuse it first, which is no concern of the silo's
+        print(refused)
+    finally:
+        session.close()
+    assert not mark.exists()
+    assert not [
+        entry for entry in (folder / "kits" / "a").iterdir() if entry.is_dir() and entry.name not in ("startup", "local", "transfer")
+    ]
+
+
+def test_the_settled_kit_gives_no_right_and_names_nothing_of_the_silo_but_the_socket(folder, gates):
+    kit = folder / "kits" / "a"
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == ["silodp.wire.nvflare.Courier"]
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["allow_log_streaming"] is False
+    assert [part["path"] for part in resources["components"]] == ["silodp.wire.nvflare.Courier"]
+    rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
+    assert all(set(role.values()) == {"none"} and "byoc" in role and "shell_commands" in role for role in rights.values())
+    assert len(rights) == 4
+    settings = "".join(file.read_text() for file in (kit / "local").iterdir())
+    assert settings.count(str(gates["a"].parent)) == settings.count(str(gates["a"])) == 1
+
+
+def test_settling_drops_whatever_else_the_server_put_into_a_kit(folder, tmp_path):
+    kit = tmp_path / "kit"
+    shutil.copytree(folder / "kits" / "d", kit)
+    (kit / "local" / "custom").mkdir()
+    (kit / "local" / "custom" / "sitecustomize.py").write_text("wicked")
+    (kit / "startup" / "extra__p_resources.json").write_text("{}")
+    given = json.loads((kit / "startup" / "fed_client.json").read_text())
+    (kit / "startup" / "fed_client.json").write_text(json.dumps(given | {"components": [{"id": "x", "path": "wicked.Thing"}]}))
+    site.settle_silo(kit, Path("/run/gate.sock"))
+    kept = sorted(str(file.relative_to(kit)) for file in kit.rglob("*") if file.is_file())
+    assert kept == [
+        *("local/authorization.json", "local/comm_config.json", "local/log_config.json", "local/resources.json"),
+        *("startup/client.crt", "startup/client.key", "startup/fed_client.json", "startup/rootCA.pem"),
+    ]
+    assert "wicked" not in (kit / "startup" / "fed_client.json").read_text()
+
+
+def test_the_courier_says_a_fixed_word_and_never_the_text_of_an_exception(gates, monkeypatch):
+    courier = Courier(str(gates["a"].parent / "nobody"))
+    assert _carry(courier, frame=b"x", timeout=1.0) == {"code": "unreachable"}
+    for wrong in ({}, {"frame": "text", "timeout": 1.0}, {"frame": b"x", "timeout": 1e9}, {"frame": b"x", "timeout": float("nan")}):
+        assert _carry(courier, **wrong) == {"code": "malformed"}
+    assert _carry(Courier(str(gates["a"]), limit=10), frame=b"x" * 11, timeout=1.0) == {"code": "size"}
+    monkeypatch.setattr(courier, "_gate", None)  # an error that nobody foresaw
+    assert _carry(courier, frame=b"x", timeout=1.0) == {"code": "courier"}
+    assert {"unreachable", "size"} <= set(CODES)
+
+
+def test_who_has_no_good_certificate_is_refused_and_the_sentence_says_why(folder, tmp_path, hub):
+    good, other = folder / "kits" / "d", tmp_path / "other"
+    site.provision(other, ["d"], port=1)
+    assert site.explain(good).startswith("accepted")
+    cases = {"none": "the client showed no certificate", "stranger": "wrong CA", "expired": "the client's certificate has expired"}
+    for case, sentence in cases.items():
+        shutil.copytree(good, tmp_path / case)
+        startup = tmp_path / case / "startup"
+        if case == "none":
+            (startup / "client.crt").unlink()
+        if case == "stranger":
+            for file in ("client.crt", "client.key"):
+                shutil.copy(other / "kits" / "d" / "startup" / file, startup / file)
+        if case == "expired":
+            _expire(startup / "client.crt", folder / "authority" / "silodp" / "state" / "cert.json")
+        said = site.explain(tmp_path / case)
+        assert said.startswith("refused: "), said
+        assert sentence in said
+    shutil.copytree(other / "kits" / "d", tmp_path / "elsewhere")
+    wrong = tmp_path / "elsewhere" / "startup" / "fed_client.json"
+    shutil.copy(good / "startup" / "fed_client.json", wrong)
+    assert "the server's certificate" in site.explain(tmp_path / "elsewhere")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        given = json.loads(wrong.read_text())
+        given["servers"][0]["service"]["target"] = f"127.0.0.1:{closed.getsockname()[1]}"
+        wrong.write_text(json.dumps(given))
+        assert site.explain(tmp_path / "elsewhere").startswith("unreachable")
+    assert hub.names() == SILOS
+
+
+def test_the_engine_itself_does_not_let_in_a_client_with_an_expired_certificate(folder, tmp_path, hub):
+    kit = tmp_path / "expired"
+    shutil.copytree(folder / "kits" / "d", kit)
+    site.settle_silo(kit, tmp_path / "gate.sock")
+    _expire(kit / "startup" / "client.crt", folder / "authority" / "silodp" / "state" / "cert.json")
+    with subprocess.Popen(site.command(kit), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as client:
+        time.sleep(6.0)  # a good client needs less than 5
+        present = hub.names()
+        os.killpg(client.pid, signal.SIGKILL)
+    assert present == SILOS
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"], ["server"], ["../a"], ["A b"], ["x" * 64]])
+def test_bad_names_are_refused(tmp_path, names):
+    with pytest.raises(BadInput, match="must be"):
+        site.provision(tmp_path / "f", names)
+
+
+def _carry(courier, **content):
+    answer = courier._carry(TOPIC, Shareable(content), None)
+    return {word: said for word, said in answer.items() if word != "__headers__"}
+
+
+def _modified(folder):
+    return Hub(folder / "modified.sock")
+
+
+def _until(holds, patience=20.0):
+    deadline = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def _expire(certificate, authority):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    state = json.loads(authority.read_text())
+    key = serialization.load_pem_private_key(state["root_pri_key"].encode(), None)
+    old, day = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.timedelta(days=1)
+    made = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
+    made = made.not_valid_before(datetime.datetime.now(datetime.UTC) - 2 * day).not_valid_after(datetime.datetime.now(datetime.UTC) - day)
+    for extension in old.extensions:
+        made = made.add_extension(extension.value, extension.critical)
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))

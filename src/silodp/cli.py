@@ -263,6 +263,11 @@ def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Ta
 def plan(
     algorithm: AlgorithmName = "spider",
     records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
+    silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
+    trust: Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), shuffle (a shuffler) or central (the server).")] = "isrl",
+    least: Annotated[
+        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust shuffle; all by default.")
+    ] = None,
     rounds: Rounds = 25,
     phase: Phase = 5,
     epsilon: Annotated[float, typer.Option(help="Epsilon of every silo.")] = 3.0,
@@ -284,19 +289,21 @@ def plan(
     smoothness: Annotated[float | None, typer.Option(help="beta, for the theory.")] = None,
     pl: Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")] = None,
     gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
-    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for the theory.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Before any data is touched: every kind of release, its noise, and what is spent in total.
 
     Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` ·
-    `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json`
+    `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
+    `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50`
     """
-    from silodp.lab.planning import Wish, planned
+    from silodp.lab.planning import Wish
+    from silodp.lab.planning_shuffle import planned_for
 
     wish = Wish(
-        algorithm=algorithm, records=tuple(records or (1000,)), epsilon=epsilon, delta=delta, clip=positive("clip", clip), noise=noise,
+        algorithm=algorithm, records=_all_records(records or [1000], silos), epsilon=epsilon, delta=delta, clip=positive("clip", clip), noise=noise,
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, user_level=user_level, seed=seed,
         schedule={
             "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
@@ -304,9 +311,14 @@ def plan(
         },
         theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
     )  # fmt: skip
-    answer = planned(wish)
+    answer = planned_for(trust, wish, least=least)
     if as_json:
         print(json.dumps(answer))
+        return
+    if trust == "shuffle":
+        _show_shuffle(answer, algorithm)
+        if len(set(wish.records)) > 1:
+            out.print("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
         return
     for silo in answer["silos"]:
         table = Table(title=f"A silo of {silo['records']} records: {algorithm}, epsilon {silo['epsilon']:g}, delta {silo['delta']:.3g}")
@@ -317,6 +329,43 @@ def plan(
         out.print(table)
         out.print(f"Spends epsilon {silo['spent_epsilon']:.4f} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
+        out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if "theory" in answer:
+        out.print_json(data=answer["theory"])
+
+
+def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
+    if silos is None:
+        return tuple(records)
+    if silos < 1 or len(records) > 1:
+        raise BadInput(
+            f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, with --records once, or --records for each"
+        )
+    return tuple(records) * silos
+
+
+def _show_shuffle(answer: dict, algorithm: str) -> None:
+    """Numerically accounted and proven parameters side by side, for each kind of release."""
+    kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
+    for name, kind in kinds:
+        accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]
+        table = Table(title=f"Shuffle: {algorithm}{name}")
+        for column in ("", "accounted", "proven"):
+            table.add_column(column, justify="right" if column else "left")
+        table.add_row("levels g", f"{accounted['levels']}", f"{proven['levels']}")
+        table.add_row("noise bits b a record and coordinate", f"{accounted['noise_bits']}", f"{proven['noise_bits']}")
+        table.add_row("p", f"{accounted['p']:g}", f"{proven['p']:g}")
+        for encoding in ("literal", "counts"):
+            table.add_row(f"bits a silo and round, {encoding}", f"{bits[encoding]}", f"{proven['bits_per_silo_round'][encoding]}")
+        table.add_row("noise std of the mean", f"{noise['shuffle']:.5g}", f"{proven['noise_std']:.5g}")
+        table.add_row("  under ISRL-DP", f"{noise['isrl']:.5g}", "")
+        table.add_row("  under central DP", f"{noise['central']:.5g}", "")
+        out.print(table)
+        out.print(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
+    server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
+    local = "no bounded epsilon" if shuffler is None else f"{shuffler:.4g}"
+    out.print(f"Spends epsilon {server:.4f} against the server, and {local} against the shuffler, which no gate can verify.")
+    if "differences" in answer:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])

@@ -205,22 +205,22 @@ class Renyi:
         return _sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        return _elementwise(lambda b, a: max(0.0, b.epsilon - _renyi_conversion(a, b.delta)), budgets, self.order)
+        return _elementwise(lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
         total = self.total(buckets)
-        return np.where(total == 0, 0.0, np.maximum(0.0, total + _elementwise(_renyi_conversion, self.order, delta)))
+        return np.where(total == 0, 0.0, np.maximum(0.0, total + _elementwise(renyi_conversion, self.order, delta)))
 
     @classmethod
     def for_gaussian(cls, budget: Budget) -> Renyi:
         """The order that asks least noise of plain Gaussian releases within this budget."""
-        return cls(float(max(RENYI_ORDERS, key=lambda a: (budget.epsilon - _renyi_conversion(a, budget.delta)) / a)))
+        return cls(float(max(RENYI_ORDERS, key=lambda a: (budget.epsilon - renyi_conversion(a, budget.delta)) / a)))
 
 
 RENYI_ORDERS = np.geomspace(1.05, 4096, 600)
 
 
-def _renyi_conversion(order: float, delta: float) -> float:
+def renyi_conversion(order: float, delta: float) -> float:
     """What delta adds (Canonne, Kamath & Steinke 2020, prop. 12): epsilon = D_a + log(1 - 1/a) - (log delta + log a) / (a - 1)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 

@@ -14,7 +14,7 @@ from silodp.core.errors import BadInput
 
 _SYMBOL = {"lipschitz": "L", "smoothness": "beta", "pl": "mu, the proximal-PL constant", "gap": "Delta, a bound on F(w_0) - F*"}
 _COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
-_EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
+EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def prox_sgd(c: Constants) -> Prescription:
             ("mu <= beta", kappa >= 1),
             ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
             ("the logarithm in R is positive (else w_0 already meets the bound, and R is set to 1)", target > 1),
-            (_EXCHANGEABLE, c.silos == M),
+            (EXCHANGEABLE, c.silos == M),
         ),
         notes=("for M < N and unlike silos the error has a further term of order (N-M)/(M(N-1)) L^2/mu that no n removes",),
         algorithm="prox-sgd",
@@ -236,7 +236,7 @@ def spider(c: Constants) -> Prescription:
         conditions=(
             ("epsilon <= 2 ln(1/delta)", c.epsilon <= 2 * c.log_delta),
             ("q >= 1 as printed (else the answer is w_0)", X >= 1),
-            (_EXCHANGEABLE, whole),
+            (EXCHANGEABLE, whole),
         ),
         notes=(
             "w_0 meets the bound for q < 1 only if ||G_eta(w_0)|| <= L, as for an indicator f1 with w_0 in its set",

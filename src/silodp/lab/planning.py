@@ -43,13 +43,13 @@ def planned(wish: Wish) -> dict:
     settings = schedule(algorithm, **wish.schedule)
     if any(n < 1 for n in wish.records):
         raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
-    targets = [Budget(wish.epsilon, wish.delta if wish.delta is not None else _default_delta(n)) for n in wish.records]
+    targets = [Budget(wish.epsilon, wish.delta if wish.delta is not None else default_delta(n)) for n in wish.records]
     finite(wish.epsilon)
     gaussian = isinstance(sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"]), FullBatch | DisjointBatches)
     budgets = targets
     if wish.user_level:
         budgets = [record_budget_for_user(b, n, gaussian=gaussian) for b, n in zip(targets, wish.records, strict=True)]
-    plan = _plan(wish, algorithm, settings, budgets)
+    plan = noise_plan(wish, algorithm, settings, budgets)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
     silos = [
         {
@@ -72,11 +72,13 @@ def planned(wish: Wish) -> dict:
     return answer
 
 
-def _default_delta(n: int) -> float:
+def default_delta(n: int) -> float:
+    """1/n^2."""
     return 1.0 / max(n, 2) ** 2
 
 
-def _plan(wish: Wish, algorithm, settings: dict, budgets: list[Budget]) -> Plan:
+def noise_plan(wish: Wish, algorithm, settings: dict, budgets: list[Budget]) -> Plan:
+    """The algorithm's mechanisms with noise that fills each silo's budget under ISRL-DP, or with the paper's constants."""
     who = participation_by_name(wish.participation, len(wish.records), wish.seed)()
     sampling = sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"])
     mechanisms = {kind: Gaussian(kind, wish.clip, 0.0, sampling) for kind in algorithm.kinds}

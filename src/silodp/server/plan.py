@@ -19,9 +19,9 @@ from silodp.core.accounting import (
     Committed,
     Renyi,
     Rule,
-    _renyi_conversion,
     budget_array,
     composed_epsilon,
+    renyi_conversion,
     root,
 )
 from silodp.core.errors import BadInput
@@ -223,7 +223,7 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
         return _least(excess, exact), 2.0
 
     def scale_at(order: float) -> float:
-        room = budget.epsilon - _renyi_conversion(order, budget.delta)
+        room = budget.epsilon - renyi_conversion(order, budget.delta)
         if room <= 0:
             return math.inf
         ledger = Renyi(order)

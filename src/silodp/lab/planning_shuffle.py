@@ -1,0 +1,238 @@
+"""`silodp plan --trust shuffle`: what the shuffle protocol sends, adds and spends, beside ISRL-DP and central DP, before any data is touched.
+
+Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors and differences in the same shares.
+ISRL-DP and central DP are accounted exactly (GDP), so what the binomial accountant loses in its Renyi conversion shows in the figures.
+The shuffled mean is over records, whichever silo holds them; under ISRL-DP it is over silos. For silos of one size these are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+
+from silodp.core import shuffle, theory, theory_shuffle
+from silodp.core.accounting import GDP, Budget
+from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, epsilon
+from silodp.core.errors import BadInput
+from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, Event, FullBatch
+from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
+from silodp.server.plan import Plan
+from silodp.server.settings import find, sampling_by_name, schedule
+
+TRUSTS = ("isrl", "shuffle", "central")
+_EXCESS = 0.02  # of variance, that rounding may add
+_P = 0.5
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of release: how often a record pays for it, at which Gaussian noise multiplier in each silo, and at which clip."""
+
+    name: str
+    paid: int
+    multipliers: tuple[float, ...]
+    clip: float
+
+    @property
+    def multiplier(self) -> float:
+        """Of central DP: that of the silo that is asked most often."""
+        return max(self.multipliers)
+
+
+def planned_for(trust: str, wish: Wish, *, least: int | None = None) -> dict:
+    """The plan under this trust: `planned` for "isrl", the same with all records in one place for "central", else the shuffle protocol."""
+    if trust not in TRUSTS:
+        raise BadInput(f"trust {trust!r} is unknown; choose one of {', '.join(TRUSTS)}")
+    if trust != "shuffle" and least is not None:
+        raise BadInput("--least belongs to --trust shuffle; leave it out")
+    if trust == "isrl":
+        return planned(wish)
+    _check(wish)
+    if trust == "central":
+        return planned(replace(wish, records=(sum(wish.records),), delta=_delta(wish), participation="all"))
+    return _shuffled(wish, least)
+
+
+def _shuffled(wish: Wish, least: int | None) -> dict:
+    """The answer that `silodp plan --trust shuffle --json` prints; the figures are those of the first kind of release.
+
+    "differences" has them for the second kind, where there is one; "theory" the theorem, where its constants are given.
+    """
+    sampling, dimension = _sampling(wish), _dimension(wish)
+    answering, fewest = _attendance(wish.participation, len(wish.records))
+    least = fewest if least is None else least
+    if not 1 <= least <= answering:
+        raise BadInput(f"least is {least}; it must lie between 1 and {answering}, the silos that take part in a round")
+    budget = Budget(wish.epsilon, _delta(wish))
+    batches = sorted(int(sampling.batch(n)) for n in wish.records)
+    kinds = _kinds(wish, budget)
+    released = sum(batches[:least])
+    found = numerical(kinds, released, dimension, budget)
+    local = _spent(kinds, found, batches[0], dimension, budget.delta)
+    spent = {
+        "server": _spent(kinds, found, released, dimension, budget.delta),
+        "shuffler": local if math.isfinite(local) else None,
+    }
+    contributions = round(answering * sum(batches) / len(batches))
+    answers = [
+        {
+            "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension),
+            "noise_std": {
+                "shuffle": math.sqrt(float(shuffle.variance(parameters, contributions, kind.clip))),
+                "isrl": _isrl(kind, wish.records, sampling, answering),
+                "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
+            },
+            "parameters": asdict(parameters) | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
+            "proven": _proven(kind, len(kinds), released, contributions, batches[-1], dimension, budget),
+        }
+        for kind, parameters in zip(kinds, found, strict=True)
+    ]
+    answer = answers[0] | {"epsilon": spent}
+    if len(answers) > 1:
+        answer["differences"] = answers[1]
+    if any((wish.theory or {}).get(name) is not None for name in ("lipschitz", "smoothness", "pl", "gap")):
+        answer["theory"] = _theory(wish, budget, answering)
+    return answer
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------------------
+
+
+def _check(wish: Wish) -> None:
+    for name, given in (("--noise", wish.noise != "exact"), ("--rule", wish.rule is not None), ("--user-level", wish.user_level)):
+        if given:
+            raise BadInput(f"{name} belongs to --trust isrl; leave it out")
+    if any(n < 1 for n in wish.records):
+        raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
+    finite(wish.epsilon)
+
+
+def _delta(wish: Wish) -> float:
+    """One for all silos: the smallest of their 1/n^2 if none is given."""
+    return wish.delta if wish.delta is not None else min(default_delta(n) for n in wish.records)
+
+
+def _dimension(wish: Wish) -> int:
+    dimension = (wish.theory or {}).get("dimension")
+    if dimension is None or dimension < 1:
+        given = "is missing" if dimension is None else f"is {dimension}"
+        raise BadInput(f"dimension {given}; --trust shuffle needs --dimension, the number of parameters of the model, 1 or more")
+    return dimension
+
+
+def _sampling(wish: Wish) -> FullBatch | DisjointBatches:
+    algorithm = find(wish.algorithm)
+    if "steps" in algorithm.settings:
+        raise BadInput(f"{wish.algorithm} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
+    sampling = sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"])
+    if not isinstance(sampling, FullBatch | DisjointBatches):
+        raise BadInput(f"sampling {wish.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust shuffle")
+    return sampling
+
+
+def _attendance(participation: str, silos: int) -> tuple[int, int]:
+    """(silos that take part in a round, fewest that may)."""
+    name, _, count = participation.partition(":")
+    answering = int(count) if count.isdigit() else silos
+    return answering, 1 if name == "random" else answering
+
+
+def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
+    """The kinds of release with the noise multipliers that fill the budget under ISRL-DP in every silo."""
+    algorithm = find(wish.algorithm)
+    plan = noise_plan(wish, algorithm, schedule(algorithm, **wish.schedule), [budget] * len(wish.records))
+    silos = range(len(wish.records))
+    kinds = []
+    for name in algorithm.kinds:
+        paid = max(_paid(plan, name, silo) for silo in silos)
+        if paid:
+            multipliers = torch.as_tensor(plan.mechanisms[name].noise_multiplier).reshape(-1).expand(len(silos)).tolist()
+            kinds.append(_Kind(name, paid, tuple(multipliers), wish.clip * (2 if name == "refine" else 1)))
+    return kinds
+
+
+def _paid(plan: Plan, kind: str, silo: int) -> int:
+    """How many releases of this kind one record of the silo pays for: all on full batches, one batch's on a partition."""
+    buckets: dict[str, np.ndarray] = {}
+    for asked in plan.asked:
+        if asked.kind == kind and silo in asked.silos:
+            key, price = GDP().price(Event(asked.event.sampling, 1.0, asked.event.count), np.zeros(()))
+            buckets[key] = buckets.get(key, np.zeros(())) + price
+    return round(float(GDP().total(buckets)))
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------------------
+
+
+def numerical(kinds: Sequence[_Kind], contributions: int, dimension: int, budget: Budget) -> list[shuffle.Parameters]:
+    """Least noise bits at which all releases together keep the budget, in the proportion of the kinds' Gaussian variances.
+
+    Levels are chosen as `shuffle.numerical` chooses them; with one kind the answer is its answer.
+    """
+    levels = [math.ceil(math.sqrt((dimension + contributions / kind.multiplier**2) / (4 * _EXCESS))) for kind in kinds]
+    if max(levels) > MAX_LEVELS:
+        raise BadInput(f"{max(levels)} levels are needed but the accountant takes {MAX_LEVELS}; use a smaller dimension or fewer records")
+    variances = [(kind.multiplier * g) ** 2 for kind, g in zip(kinds, levels, strict=True)]
+    most = math.floor(MAX_TRIALS / contributions * min(1.0, variances[0] / max(variances)))
+
+    def at(b: int) -> list[shuffle.Parameters]:
+        return [shuffle.Parameters(g, math.ceil(b * v / variances[0]), _P) for g, v in zip(levels, variances, strict=True)]
+
+    def fits(b: int) -> bool:
+        try:
+            return _spent(kinds, at(b), contributions, dimension, budget.delta) <= budget.epsilon
+        except BadInput as limit:
+            raise BadInput(f"epsilon is {budget.epsilon:g}, which is beyond the accountant: {limit}, by a larger epsilon") from limit
+
+    low, high = 0, min(most, math.ceil(variances[0] / (_P * (1 - _P) * contributions)))
+    while not fits(high):
+        if high == most:
+            raise BadInput(
+                f"epsilon = {budget.epsilon:g} needs more than {MAX_TRIALS} noise bits in a total, the accountant's limit; "
+                "use a larger epsilon or delta, or a smaller dimension"
+            )
+        low, high = high, min(most, math.ceil(high * 1.1) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return at(high)
+
+
+def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contributions: int, dimension: int, delta: float) -> float:
+    """Against whoever sees totals of so many contributions; infinite where the accountant can give no bound."""
+    releases = [(shuffle.noise(p, contributions, dimension), kind.paid) for kind, p in zip(kinds, found, strict=True)]
+    return float(epsilon(releases, delta))
+
+
+def _isrl(kind: _Kind, records: Sequence[int], sampling: FullBatch | DisjointBatches, answering: int) -> float:
+    """Noise std of the mean over M silos, each with the noise that its own budget needs."""
+    own = [z * 2 * kind.clip * (1 + CLIP_TOLERANCE) / sampling.batch(n) for z, n in zip(kind.multipliers, records, strict=True)]
+    return math.sqrt(sum(s * s for s in own) / len(own) / answering)
+
+
+def _proven(kind: _Kind, kinds: int, released: int, contributions: int, largest: int, dimension: int, budget: Budget) -> dict:
+    """The proven parameters for the same releases: the budget shared equally by the kinds, and composed within each."""
+    each, rest = theory_shuffle.per_call(budget.epsilon / kinds, budget.delta / kinds, kind.paid)
+    made = shuffle.proven(released, dimension, each, rest)
+    return {
+        **asdict(made),
+        "epsilon_per_release": each,
+        "delta_per_release": rest,
+        "bits_per_silo_round": shuffle.message_bits(made, largest, dimension),
+        "noise_std": math.sqrt(float(shuffle.variance(made, contributions, kind.clip))),
+    }
+
+
+def _theory(wish: Wish, budget: Budget, answering: int) -> dict:
+    given = wish.theory or {}
+    for name in ("lipschitz", "smoothness"):
+        if given.get(name) is None:
+            raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
+    constants = theory.Constants(
+        **given, records=min(wish.records), silos=len(wish.records), answering=answering, epsilon=budget.epsilon, delta=budget.delta
+    )
+    return theory_shuffle.prescribe(wish.algorithm, constants).as_dict()

@@ -1,0 +1,173 @@
+"""`silodp plan --trust shuffle`: near-central noise at the cost in bits that it says, from the same dry run as ISRL-DP."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from silodp.cli import main
+from silodp.core import shuffle
+from silodp.core.errors import BadInput
+from silodp.lab.planning import Wish
+from silodp.lab.planning_shuffle import planned_for
+
+KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "parameters", "proven"}
+SCHEDULE = {"rounds": 50, "phase": 5, "local_steps": 2, "inner": 5, "restarts": 2, "slope": 1.0}
+
+
+def wish(algorithm="mb-sgd", records=(1238,) * 25, dimension: int | None = 3394, **changes) -> Wish:
+    fields = {"epsilon": 3.0, "delta": None, "clip": 1.0, "schedule": SCHEDULE, "theory": {"dimension": dimension}} | changes
+    return Wish(algorithm, records, **fields)
+
+
+def plan(algorithm="mb-sgd", *, least=None, **changes) -> dict:
+    return planned_for("shuffle", wish(algorithm, **changes), least=least)
+
+
+def refusal(*, trust="shuffle", least=None, **changes) -> str:
+    with pytest.raises(BadInput) as refused:
+        planned_for(trust, wish(**changes), least=least)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("epsilon", [0.75, 3.0, 18.0])
+@pytest.mark.parametrize("algorithm", ["mb-sgd", "prox-sgd", "spider"])
+def test_noise_lies_between_central_and_isrl_and_near_central(algorithm, epsilon):
+    answer = plan(algorithm, epsilon=epsilon)
+    for kind in [answer, *([answer["differences"]] if algorithm == "spider" else [])]:
+        noise = kind["noise_std"]
+        assert noise["central"] <= noise["shuffle"] <= noise["isrl"]
+        assert noise["shuffle"] <= 1.09 * noise["central"]
+        assert noise["isrl"] == pytest.approx(5 * noise["central"])  # sqrt(25)
+        bits = kind["bits_per_silo_round"]
+        assert 0 < 100 * bits["counts"] < bits["literal"]
+        assert kind["parameters"]["levels_per_sqrt_d"] == pytest.approx(kind["parameters"]["levels"] / math.sqrt(3394))
+        assert kind["proven"]["noise_std"] > 100 * noise["shuffle"]
+        assert kind["proven"]["bits_per_silo_round"]["literal"] > 100 * bits["literal"]
+    assert 0.98 * epsilon <= answer["epsilon"]["server"] <= epsilon < answer["epsilon"]["shuffler"]
+    assert set(answer) == KEYS | ({"differences"} if algorithm == "spider" else set())
+
+
+def test_one_kind_gets_the_parameters_of_the_protocol_itself():
+    answer = plan(records=(60,) * 4, dimension=20, delta=1e-4)
+    found = shuffle.numerical(240, 20, 3.0, 1e-4, rounds=50)
+    assert answer["parameters"] == {
+        "levels": found.levels, "noise_bits": found.noise_bits, "p": found.p, "levels_per_sqrt_d": found.levels / math.sqrt(20),
+    }  # fmt: skip
+    spent = shuffle.epsilons(found, silos=4, records=60, dimension=20, delta=1e-4, rounds=50)
+    assert answer["epsilon"] == pytest.approx(spent)
+    assert answer["bits_per_silo_round"] == shuffle.message_bits(found, 60, 20)
+
+
+@pytest.mark.parametrize("algorithm", ["mb-sgd", "spider", "prox-svrg"])
+def test_isrl_and_central_noise_are_those_of_their_own_plans(algorithm):
+    small = {"records": (300,) * 4, "delta": 1e-5}
+    answer = plan(algorithm, dimension=30, **small)
+    own, central = (planned_for(trust, wish(algorithm, dimension=None, **small)) for trust in ("isrl", "central"))
+    kinds = [answer, answer.get("differences")][: len(own["releases"])]
+    for kind, at_silo, at_server in zip(kinds, own["releases"], central["releases"], strict=True):
+        assert kind["noise_std"]["isrl"] == pytest.approx(at_silo["noise_std"] / 2)
+        assert kind["noise_std"]["central"] == pytest.approx(at_server["noise_std"])
+
+
+def test_fewer_silos_that_may_be_released_cost_noise_and_keep_the_budget():
+    small = {"records": (200,) * 10, "dimension": 50}
+    whole, part = plan(**small), plan(least=5, **small)
+    assert part["noise_std"]["shuffle"] == pytest.approx(math.sqrt(2) * whole["noise_std"]["shuffle"], rel=0.02)
+    assert part["noise_std"]["central"] == whole["noise_std"]["central"]
+    assert part["epsilon"]["server"] <= 3.0
+    found = shuffle.Parameters(*(part["parameters"][name] for name in ("levels", "noise_bits", "p")))
+    spent = shuffle.epsilons(found, silos=10, silent=5, records=200, dimension=50, delta=200**-2, rounds=50)
+    assert part["epsilon"] == pytest.approx(spent)
+
+
+def test_disjoint_batches_pay_once_and_send_a_batch():
+    small = {"records": (500,) * 4, "dimension": 20}
+    whole, parts = plan("mb-sgd", **small), plan("prox-sgd", **small)
+    assert parts["parameters"]["noise_bits"] == pytest.approx(whole["parameters"]["noise_bits"], rel=0.1)  # 50 times fewer, once
+    assert 45 * parts["bits_per_silo_round"]["literal"] < whole["bits_per_silo_round"]["literal"]
+
+
+def test_silos_of_different_sizes_are_calibrated_to_the_smallest_that_may_answer():
+    answer = plan(records=(100, 400, 250), dimension=20, least=2)
+    found = shuffle.Parameters(*(answer["parameters"][name] for name in ("levels", "noise_bits", "p")))
+    delta = 1 / 400**2  # the smallest of their own
+    release = shuffle.noise(found, 350, 20)
+    assert shuffle.epsilon([(release, 50)], delta) == pytest.approx(answer["epsilon"]["server"])
+    assert shuffle.epsilon([(shuffle.noise(found, 100, 20), 50)], delta) == pytest.approx(answer["epsilon"]["shuffler"])
+    assert answer["bits_per_silo_round"] == shuffle.message_bits(found, 400, 20)
+
+
+def test_a_round_of_m_silos_is_planned_for_m():
+    part = plan(records=(200,) * 10, dimension=50, participation="uniform:5")
+    alone = plan(records=(200,) * 5, dimension=50)
+    assert part["parameters"] == alone["parameters"]
+    assert part["noise_std"] == pytest.approx(alone["noise_std"])
+
+
+def test_the_theorem_is_shown_where_its_constants_are_given():
+    answer = plan("spider", records=(300,) * 4, theory={"lipschitz": 1.0, "smoothness": 1.0, "pl": None, "gap": 1.0, "dimension": 30})
+    assert answer["theory"]["theorem"].startswith("SDP FedProx-SPIDER")
+    assert answer["theory"]["printed"]["M"] > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"dimension": None}, ("dimension is missing", "--dimension")),
+        ({"dimension": 0}, ("dimension is 0", "1 or more")),
+        ({"dimension": 10**10}, ("levels", "smaller dimension")),
+        ({"epsilon": 1e-5}, ("epsilon is 1e-05", "larger epsilon")),
+        ({"epsilon": math.inf}, ("inf",)),
+        ({"records": (10, 0)}, ("records is 0",)),
+        ({"least": 26}, ("least is 26", "between 1 and 25")),
+        ({"least": 3, "participation": "uniform:2"}, ("between 1 and 2",)),
+        ({"algorithm": "local-sgd"}, ("local-sgd", "local steps")),
+        ({"sampling": "poisson:0.1"}, ("poisson:0.1", "full or disjoint")),
+        ({"noise": "paper"}, ("--noise", "isrl")),
+        ({"rule": "gdp"}, ("--rule",)),
+        ({"user_level": True}, ("--user-level",)),
+        ({"trust": "everyone"}, ("everyone", "isrl, shuffle, central")),
+        ({"trust": "isrl", "least": 3}, ("--least", "shuffle")),
+        ({"algorithm": "prox-sgd", "records": (20,)}, ("batches of 0",)),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_sentence(case, words):
+    sentence = refusal(**case)
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.fixture
+def silodp(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["silodp", "plan", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_the_command_prints_json_and_tables(silodp):
+    words = ("--trust", "shuffle", "--silos", 5, "--records", 200, "--dimension", 40, "--rounds", 10, "--algorithm")
+    code, out, _ = silodp(*words, "mb-sgd", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert set(answer) == KEYS
+    assert set(answer["bits_per_silo_round"]) == {"literal", "counts"}
+    assert set(answer["noise_std"]) == {"shuffle", "isrl", "central"}
+    assert set(answer["epsilon"]) == {"server", "shuffler"}
+    assert set(answer["parameters"]) == {"levels", "noise_bits", "p", "levels_per_sqrt_d"}
+    code, out, _ = silodp(*words, "spider")
+    assert code == 0
+    assert all(word in out for word in ("spider, anchors", "spider, differences", "g / sqrt(d)", "against the shuffler"))
+
+
+def test_the_command_refuses_in_one_sentence_and_isrl_is_the_default(silodp):
+    code, _, err = silodp("--trust", "shuffle", "--silos", 5)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "dimension" in err
+    assert silodp("--silos", 2, "--records", 5, "--records", 6)[0] == 2
+    assert silodp("--silos", 2, "--records", 50, "--json")[1] == silodp("--records", 50, "--records", 50, "--trust", "isrl", "--json")[1]

@@ -437,7 +437,7 @@ def _problem(card: Card, model: str | None) -> Problem:
     path, _, function = (model or card.model).rpartition(":")
     if not path.endswith(".py"):
         return Problem(*model_by_name(model or card.model, len(card.features), len(card.classes)), by_name(card.prox))
-    if model is None and not Path(path).is_file():
+    if model is None:  # what a card names is not run, even if such a file is here
         raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
     import runpy
 

@@ -71,10 +71,38 @@ class ModifiedServer(FLComponent):
         found = {}
         for name, frame in frames.items():
             topic, _, body = frame.decode().partition(" ")
+            if topic.startswith("net:"):
+                found[name] = self.network_command(topic.removeprefix("net:"), name, body, timeout)
+                continue
             request = new_cell_message({}, Message(topic=topic, body=body))
             reply = self.cell.send_request(CellChannel.CLIENT_MAIN, topic, name, request, timeout)
             found[name] = str(getattr(reply.payload, "body", reply.payload)).encode()
         return found
+
+    def network_command(self, topic, name, path, timeout) -> bytes:
+        """A command of the network under the engine; with a path, its content is a Datum, which the engine reads when it sends it back."""
+        from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+        from nvflare.fuel.f3.message import Message
+
+        request = Message(payload=_datum(path) if path else None)
+        if path:
+            request.set_header(MessageHeaderKey.PAYLOAD_ENCODING, "fobs")
+        reply = self.cell.core_cell.send_request("_net_manager", topic, name, request, timeout)
+        payload = reply.payload
+        if isinstance(payload, dict) and hasattr(payload.get("x"), "value"):
+            payload = Path(payload["x"].value).read_bytes()  # where the engine has put what it got
+        return payload if isinstance(payload, bytes) else f"{reply.headers}".encode()
+
+
+def _datum(path: str) -> bytes:
+    import msgpack
+    from nvflare.fuel.utils.fobs import lobs
+    from nvflare.fuel.utils.fobs.decomposer import DATA_CONTENT
+
+    fields = {"datum_id": "12345678-1234-1234-1234-123456789abc", "datum_type": 9, "dot": 0, "value": path}
+    kind = {"__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum", "__fobs_dc__": "nvflare.fuel.utils.fobs.decomposer.DataClassDecomposer"}
+    body = msgpack.packb({"x": kind | {"__fobs_data__": {DATA_CONTENT: fields}}})
+    return lobs._Header(lobs.MARKER_MAIN, 0, len(body)).to_bytes() + body
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +315,17 @@ def test_bad_names_are_refused(tmp_path, names):
 def _carry(courier, **content):
     answer = courier._carry(TOPIC, Shareable(content), None)
     return {word: said for word, said in answer.items() if word != "__headers__"}
+
+
+def test_a_modified_server_reads_no_file_by_the_engines_own_network_commands(folder, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("what only this user may read")
+    for words in (f"net:echo {secret}", f"net:echo {folder}/kits/a/startup/client.key", "net:process_info", "net:config_vars", "net:stop"):
+        heard = _modified(folder).exchange({"a": words.encode()}, 3.0).get("a", b"")
+        assert b"only this user" not in heard
+        assert b"PRIVATE KEY" not in heard
+        assert b"no callback" in heard or b"timeout" in heard, words
+    assert (folder / "authority").stat().st_mode & 0o077 == 0
 
 
 def _modified(folder):

@@ -9,6 +9,7 @@ spellings of a number, holes and trailing bytes have no way in, and SHA-256 of t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -80,9 +81,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The gate's no: a code, and nothing else."""
+    """The gate's no: a code, and the SHA-256 of the question's body; empty where the daemon had no question to look at."""
 
     code: str
+    digest: str = dataclasses.field(default="", compare=False)
 
 
 # --- queries --------------------------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> An
 
 def _reply_body(reply: Answer | Refusal) -> bytes:
     if isinstance(reply, Refusal):
-        return _body({"refused": _name(reply.code)}, {})
+        return _body({"refused": _name(reply.code)} | ({"digest": _hash(reply.digest)} if reply.digest else {}), {})
     tensors = {"value": _array(reply.value.double(), POINT)}
     event = {
         "count": _integer(reply.event.count),
@@ -159,7 +161,7 @@ def _reply_body(reply: Answer | Refusal) -> bytes:
 
 def _read_reply(fields: dict, tensors: dict[str, np.ndarray]) -> Answer | Refusal:
     if "refused" in fields:
-        return Refusal(_name(fields["refused"]))
+        return Refusal(_name(fields["refused"]), _hash(fields["digest"]) if "digest" in fields else "")
     event, ledger = fields["event"], fields["ledger"]
     spent = Event(_unpack(event["sampling"], _SAMPLINGS, tensors), float.fromhex(event["noise_multiplier"]), _integer(event["count"]))
     names = _name(fields["silo"]), _name(fields["query"]), _hash(fields["digest"])

@@ -149,15 +149,16 @@ class Conduct:
             Federation(self._remote, participation), self._problem, self._problem.initial([self._order.seed]), **self._plan.mechanisms
         )
         last: Tensor | None = None
-        count, ended = 0, "finished"
+        count, ended, since = 0, "finished", 0
         try:
             for w in iterates:
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun("the iterates have diverged; use a smaller step")
-                last, count = w, count + 1
+                last, count, since = w, count + 1, self._remote.asked
                 yield self._tally.progress(count)
         except StopRun as stop:
             ended = str(stop)
+            self._journal.stop(since)
         finally:
             self._journal.close()
         if last is None:

@@ -4,8 +4,8 @@ It holds queries' hashes and replies, which are signed by the silos and private 
 length of the payload (8, big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
 big-endian) | header, JSON | the replies' frames, one after another. The first record's header names run and configuration; each other
 has "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code) and "replies" ([silo, bytes], ...).
-A record is on the disk before the iterate that it leads to is made. A torn last record is cut off, and so is a last one without a
-reply: its question is asked again under the same ids, and the gates have the answers.
+A record is on the disk before the iterate that it leads to is made. A torn last record is cut off: its question is asked again under the
+same ids, and the gates have the answers. A last record {"stopped": sequence} says that the run ended in the iterate that began there.
 """
 
 from __future__ import annotations
@@ -60,20 +60,38 @@ class Journal:
         elif first[0] != header:
             self.close()
             raise BadInput(f"the journal {path} belongs to another run or to other settings; choose another folder, or resume that run")
+        else:
+            self._unmark()
 
     def read(self) -> Round | None:
         """The next record, or None after the last; from then on the journal takes new ones."""
-        start, head = self._file.tell(), self._head
         if self._ended or (found := self._next()) is None:
             self._ended = True
             return None
         header, replies = found
-        if not replies and self._file.tell() == os.fstat(self._file.fileno()).st_size:
-            self._file.seek(start)
-            self._file.truncate()
-            self._head, self._ended = head, True
-            return None
         return Round(header["sequence"], header["asked"], replies, header["dropped"])
+
+    def stop(self, since: int) -> None:
+        """Marks that the run has stopped in the iterate that began with question `since`: what nobody replied to is asked again then."""
+        if self._ended:
+            self._append({"stopped": since}, {})
+
+    def _unmark(self) -> None:
+        """Cuts off a mark at the end, with the questions before it that nobody replied to and no iterate was made of."""
+        begin, head = self._file.tell(), self._head
+        unanswered: list[tuple[int, int]] = []
+        cut, start = None, begin
+        while cut is None and (found := self._next()):
+            header, replies = found
+            if "stopped" in header:
+                cut = min((place for sequence, place in unanswered if sequence >= header["stopped"]), default=start)
+            else:
+                unanswered = [] if replies else [*unanswered, (header["sequence"], start)]
+            start = self._file.tell()
+        if cut is not None:
+            self._file.truncate(cut)
+        self._file.seek(begin)
+        self._head = head
 
     def write(self, told: Round) -> None:
         """Afterwards the record is on the disk."""

@@ -4,7 +4,8 @@ All peers hold the run's asker key, which each silo's policy lists. Queries are 
 each brings its own gate the frame that is meant for it and publishes the reply, under the frame's hash, for the others. The channel is
 the server's `Remote` with everyone as its quorum: a relay that alters, swaps or holds back bytes stops the run, and cannot do worse,
 since every peer checks every silo's signature, id and hash of the question, and sums in the silos' order. A silo that signs two answers
-to one question parts the peers' iterates, and so their next questions: their hashes differ, and the run stops there.
+to one question parts the peers' iterates, and so their next questions: their hashes differ, and the run stops there. After the last
+question there is no next: compare the models' hashes by a way that the relay does not carry.
 """
 
 from __future__ import annotations

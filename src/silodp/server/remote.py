@@ -26,8 +26,10 @@ from silodp.server.journal import Journal, Round
 
 AGAIN = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
-RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "asker", "statistic", "sampling", "version", "peer"})
+RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "asker", "statistic", "sampling", "version"})
 """Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
+UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
+"""Codes of the daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
 LARGEST = 1e30
 """A number beyond this is treated as not finite: sums of them would leave float32."""
 
@@ -137,6 +139,11 @@ class Remote:
         self.retired: dict[str, str] = {}
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
 
+    @property
+    def asked(self) -> int:
+        """Questions so far, and so the number of the next."""
+        return self._sequence
+
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The releases of those of the silos that answer. Raises StopRun where fewer than the quorum can or do."""
         _refuse_diverged(query)
@@ -177,7 +184,8 @@ class Remote:
         self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes]
     ) -> tuple[dict[str, Answer], dict[str, bytes], dict[str, str]]:
         """Sends until all have answered or said no, or the time is over. Raises StopRun, with nothing journalled, if too few answer."""
-        need = min(self._quorum, len(asked)) if len(asked) > 1 or len(self._cards) == 1 else 0  # of one by one, any may be absent
+        alone = len(asked) == 1 and self._quorum < len(self._cards)  # of silos asked one by one, any may be absent, unless all must answer
+        need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             raise StopRun(f"the silos {_list(self.retired)} have retired, and fewer than the quorum of {self._quorum} are left")
         answers: dict[str, Answer] = {}
@@ -238,7 +246,7 @@ class Remote:
         except Refused:
             return "forged"
         if isinstance(reply, Refusal):
-            return reply.code
+            return reply.code if reply.digest == _digest(frame) or (not reply.digest and reply.code in UNBOUND) else "forged"
         if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), _digest(frame)):
             return "forged"
         if reply.value.shape != shape or not bool((reply.value.abs() <= LARGEST).all()):

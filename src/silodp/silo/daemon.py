@@ -66,7 +66,17 @@ def read_records(place: Place) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]
     except Exception:
         raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
     x, y = loaded.records_raw[0]
+    if loaded.features and all(_number(name) for name in loaded.features) and Path(place.data).suffix != ".npz":
+        raise BadInput(f"{place.data} seems to have no header, for its columns are named by numbers; give each column a name")
     return x.reshape(len(x), -1), y, loaded.features
+
+
+def _number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _without_values(sentence: str, place: Place) -> str:
@@ -280,18 +290,17 @@ class Server:
         path, place = Path(self._place.socket), self._place
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            mask = os.umask(0o777)
+            mask = os.umask(0o777 & ~int(place.socket_mode, 8))  # nobody can connect before it listens
             try:
                 listener.bind(str(path))
             except OSError as error:
                 raise BadInput(f"the socket {path} cannot be made: {error.strerror or 'its path is too long'}") from None
             finally:
                 os.umask(mask)
-            mine = path.stat().st_ino
+            mine = path.lstat().st_ino
             try:
                 try:
-                    os.chown(path, -1, self._group)
-                    path.chmod(int(place.socket_mode, 8))
+                    os.chown(path, -1, self._group, follow_symlinks=False)  # whatever may have been put in its place
                 except OSError as error:
                     raise BadInput(f"the socket {path} cannot be given to the group {place.socket_group!r}: {error.strerror}") from None
                 listener.listen(128)  # only now can anybody connect
@@ -299,7 +308,7 @@ class Server:
                 yield listener
             finally:
                 with contextlib.suppress(OSError):
-                    if path.stat().st_ino == mine:
+                    if path.lstat().st_ino == mine:
                         path.unlink()
 
     def _admit(self, listener: socket.socket) -> None:

@@ -307,7 +307,8 @@ class Slip:
                 stored = file.answer(connection, known)
                 if stored is None:
                     stored = bytes(answer)
-                    event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored)}
+                    event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored), "salt": secrets.token_hex(16)}
+                    # without the salt, the head in the next release would tell by trial when this entry was made
                     entry = file.append(connection, "answer", event=event, **self._about)
                     connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
             file.pin()

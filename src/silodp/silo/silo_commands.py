@@ -5,6 +5,8 @@ What is printed here, and what `silo.json` hands to the server's operator, holds
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -263,6 +265,7 @@ def init(
 
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
+    _leave_no_core()
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
@@ -281,6 +284,13 @@ def init(
     out.print(f"Then start the gate: silodp silo serve {made.policy}")
 
 
+def _leave_no_core() -> None:
+    """A core file would hold the records; where cores go to a program, the limit alone does not stop them."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
+
+
 @silo.command()
 def serve(policy: PolicyFile) -> None:
     """Answer queries on the policy's socket until SIGTERM.
@@ -290,7 +300,7 @@ def serve(policy: PolicyFile) -> None:
     from silodp.silo import daemon
 
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the records
+    _leave_no_core()
     with daemon.signalled() as stop:
         daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
 

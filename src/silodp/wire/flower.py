@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import signal
 import threading
 import time
@@ -57,6 +58,8 @@ clientapp = "silodp.wire.flower:client"
 ERRORS = {code: 1001 + i for i, code in enumerate((*CODES, "courier", "bundle"))}
 """Every code with which a courier replies in a gate's place, and its number: those of the socket, a failure of its own, a strange bundle."""
 PATIENCE, POLL, GRACE = 3600.0, 0.1, 60.0
+LARGEST = 2**28
+"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
 STOP = threading.Event()
 
 client, server = ClientApp(), ServerApp()
@@ -155,10 +158,11 @@ def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> dict[st
         pause = POLL
         while sent and time.monotonic() < deadline:
             for reply in grid.pull_messages([sent]):
-                if isinstance(frame := _frame(reply), bytes):
+                if isinstance(frame := _frame(reply), bytes) and len(frame) <= LARGEST:
                     replies[name] = frame
                 else:
-                    print(f"courier: {name} replies with {frame}", flush=True)
+                    code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
+                    print(f"courier: {name} replies with {code}", flush=True)
                 return
             time.sleep(pause)
             pause = min(1.3 * pause, 1.0)

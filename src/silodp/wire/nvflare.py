@@ -19,16 +19,41 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from silodp.wire.hub import serve_hub
 from silodp.wire.socket import CODES, Socket, Unreached
 
 TOPIC = "silodp"
+DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
+COMMANDS = "_net_manager:"
 LONGEST = 3600.0
 """Seconds that a question may keep a thread of the courier, whatever the server says."""
+LARGEST = 2**28
+"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
 PING = 2.0
 """Seconds in which a courier that is there says so."""
+
+
+def deafen(engine: Any) -> None:
+    """The engine's network commands are none of ours: one of them echoes what it gets, and a Datum from the wire names a file that the
+    engine would read when it sends it back. Some are made after the components are, so this is done twice, and then checked."""
+    engine_format._decomposers.pop(DATUM, None)
+    engine_format._type_name_whitelist.discard(DATUM)
+    known = _known(engine)
+    for command in [name for name in known if name.startswith(COMMANDS)]:
+        del known[command]
+
+
+def listens(engine: Any) -> bool:
+    """Whether anything that `deafen` takes away is there still."""
+    return DATUM in engine_format._decomposers or any(name.startswith(COMMANDS) for name in _known(engine))
+
+
+def _known(engine: Any) -> dict[str, Any]:
+    cell = getattr(engine, "cell", None)
+    return cell.core_cell.req_reg.reg if cell else {}
 
 
 class Courier(FLComponent):
@@ -45,12 +70,15 @@ class Courier(FLComponent):
                 # The engine would obey the server's admin commands (read a file, run a job), and check the site's rights only if the
                 # server asks it to. A courier needs none of them.
                 ClientRequestProcessors.request_processors.clear()
+                deafen(engine)
                 engine.register_aux_message_handler(TOPIC, self._carry)
             except Exception:
                 raise UnsafeComponentError("the courier could not close the engine's commands") from None  # stops the engine
-        if event_type == EventType.SYSTEM_START and engine.admin_agent.processors:
-            self.logger.error("the engine still obeys commands of the server: the courier stops")
-            os._exit(2)
+        if event_type == EventType.SYSTEM_START:
+            deafen(engine)
+            if engine.admin_agent.processors or not _known(engine) or listens(engine):
+                self.logger.error("the engine still obeys commands of the server: the courier stops")
+                os._exit(2)
 
     def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         answer = Shareable()
@@ -75,8 +103,13 @@ class ServerHub(FLComponent):
         self._path, self._stop, self._engine = Path(path), threading.Event(), None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):  # a silo may be hostile too
+            deafen(fl_ctx.get_engine())
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
+            if not _known(self._engine) or listens(self._engine):
+                self.logger.error("the engine still obeys commands of the silos: the server stops")
+                os._exit(2)
             threading.Thread(target=serve_hub, args=(self._path, self._exchange, self._names, self._stop), daemon=True).start()
         if event_type == EventType.SYSTEM_END:
             self._stop.set()
@@ -101,7 +134,7 @@ class ServerHub(FLComponent):
     def _ask(self, name: str, frame: bytes, timeout: float) -> bytes | None:
         answer = self._send(name, Shareable({"frame": frame, "timeout": float(timeout)}), timeout)
         reply, code = answer.get("reply"), answer.get("code")
-        if isinstance(reply, bytes):
+        if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
         self.logger.warning(f"{name} did not answer: {code if isinstance(code, str) and code in CODES else 'silent'}")  # no word of its own
         return None

@@ -65,6 +65,8 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
     if made.get(CtxKey.BUILD_ERROR):
         raise BadInput(f"{folder}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS)))}")
     shutil.move(made[CtxKey.CURRENT_PROD_DIR], folder / "kits")
+    for kept in ("authority", "kits"):  # keys: the provisioner leaves some readable
+        (folder / kept).chmod(0o700)
     settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind="127.0.0.1" if host == "localhost" else "0.0.0.0")
 
 

@@ -1,5 +1,6 @@
 """The channel over a network: what counts as an answer, who is waited for, and that killing anything costs no silo a second time."""
 
+import hashlib
 import multiprocessing
 import signal
 import time
@@ -68,7 +69,7 @@ class Silo:
         answer = Answer(self.name, envelope.query_id, digest, release.value[0], release.event, len(self.frames), "0" * 64)
         reply = self.trick(self, frame, answer)
         if isinstance(reply, Refusal) and not reply.digest:
-            reply = Refusal(reply.code, digest)
+            reply = Refusal(reply.code, hashlib.sha256(frame).hexdigest())
         raw = encode_reply(reply, self.key) if isinstance(reply, Answer | Refusal) else reply
         if raw is not None:
             self.replies.append(raw)

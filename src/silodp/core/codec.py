@@ -81,7 +81,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The gate's no: a code, and the SHA-256 of the question's body; empty where the daemon had no question to look at."""
+    """The gate's no: a code, and the SHA-256 of the question's whole frame; empty where the daemon had no question to look at."""
 
     code: str
     digest: str = dataclasses.field(default="", compare=False)

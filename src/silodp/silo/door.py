@@ -96,7 +96,7 @@ class Door:
             except Exception as error:
                 code = error.code if isinstance(error, Refused) and error.code in CODES else "internal"
                 self._note = replace(self._note, code=code)
-                reply = encode_reply(Refusal(code, hashlib.sha256(frame[OVERHEAD:]).hexdigest()), self._key)
+                reply = encode_reply(Refusal(code, hashlib.sha256(frame).hexdigest()), self._key)
             with contextlib.suppress(Exception):  # a full disk stops no answer that was charged and stored
                 self._noted(self._note)
             return reply

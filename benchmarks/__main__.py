@@ -55,6 +55,8 @@ def main() -> None:
     chosen = options.parts.split(",")
     if unknown := [part for part in chosen if part not in parts]:
         parser.error(f"--parts has {unknown[0]!r}; use {', '.join(parts)}")
+    if options.write:
+        options.write.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     rows = [row for part in chosen for row in parts[part]()]
     if options.write:
         write(rows, options.write)

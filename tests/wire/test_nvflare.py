@@ -26,6 +26,8 @@ from silodp.wire.hub import Hub, serve_hub
 from silodp.wire.nvflare import TOPIC, Courier
 from silodp.wire.socket import CODES
 
+pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
+
 SILOS = ["a", "b", "c"]
 GATE = """
 import os, socket, sys, threading, time

@@ -137,17 +137,9 @@ def test_the_tables_of_this_file_name_every_algorithm():
     assert set(LONG) == set(SHORT) == set(ALGORITHMS)
 
 
-class Narrow(conformance._Narrow):
-    """The suite's narrow port, with `each` as well."""
-
-    def each(self):
-        return {i: Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
-
-
 # Adam's prox has the Euclidean metric, so with a penalty it ends elsewhere.
 @pytest.mark.parametrize(("name", "case"), [(n, c) for n in ALGORITHMS for c in CONVEX if n != "adam" or c not in PENALISED])
-def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case, monkeypatch):
-    monkeypatch.setattr(conformance, "_Narrow", Narrow)
+def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case):
     algorithm, (short, iterates) = ALGORITHMS[name], SHORT[name]
     # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear or the silos are alike.
     problem, records, optimum, step = convex(case, alike=name == "local-sgd" and case not in LINEAR)

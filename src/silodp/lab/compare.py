@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -78,40 +78,40 @@ def _split(dataset: str, trial: int, data_dir: Path | None, device: str) -> Spli
 
 def summarise(runs: Sequence[dict[str, str]], study: Study) -> list[dict]:
     """One row for each curve and epsilon: test error of the best setting, its standard error over trials, and what it really spent."""
-    return list(_summary(runs, study))
+    groups: dict[tuple[str, float], list[dict[str, str]]] = {}
+    for run in runs:
+        for curve in _curves(run, study):
+            groups.setdefault((curve, float(run["epsilon"])), []).append(run)
+    order = [(c, e) for c in CURVES for e in ((math.inf,) if c.endswith("-open") else study.epsilons) if (c, e) in groups]
+    return [_row(curve, epsilon, groups[curve, epsilon]) for curve, epsilon in order]
 
 
-def _summary(runs: Sequence[dict[str, str]], study: Study) -> Iterator[dict]:
-    for curve in CURVES:
-        if curve in ("spider", "spider-open") and curve not in study.methods:
-            continue
-        for epsilon in (math.inf,) if curve.endswith("-open") else study.epsilons:
-            mine = [r for r in runs if _belongs(r, curve) and float(r["epsilon"]) == epsilon]
-            if not mine:
-                continue
-            chosen = sorted(best_settings(mine), key=lambda r: int(r["trial"]))
-            errors = as_tensor(chosen, "test_error")
-            yield {
-                "curve": curve,
-                "epsilon": epsilon if math.isfinite(epsilon) else None,
-                "test_error": float(errors.mean()),
-                "standard_error": float(errors.std() / math.sqrt(len(errors))) if len(errors) > 1 else 0.0,
-                "spent_epsilon": spent if math.isfinite(spent := float(as_tensor(chosen, "spent_epsilon").max())) else None,
-                "algorithm": chosen[0]["unit"].split(",")[1],
-                "settings": {k: float(v) for k in SETTINGS if (v := chosen[0][k]) != ""},
-                "errors": [round(e, 6) for e in errors.tolist()],
-            }
+def _row(curve: str, epsilon: float, runs: Sequence[dict[str, str]]) -> dict:
+    chosen = sorted(best_settings(runs), key=lambda r: int(r["trial"]))
+    errors = as_tensor(chosen, "test_error")
+    return {
+        "curve": curve,
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
+        "test_error": float(errors.mean()),
+        "standard_error": float(errors.std() / math.sqrt(len(errors))) if len(errors) > 1 else 0.0,
+        "spent_epsilon": spent if math.isfinite(spent := float(as_tensor(chosen, "spent_epsilon").max())) else None,
+        "algorithm": chosen[0]["unit"].split(",")[1],
+        "settings": {k: float(v) for k in SETTINGS if (v := chosen[0][k]) != ""},
+        "errors": [round(e, 6) for e in errors.tolist()],
+    }
 
 
 SETTINGS = ("phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa")
 
 
-def _belongs(row: dict[str, str], curve: str) -> bool:
-    """Whether a run counts for a curve: MB-SGD is SPIDER with phase 1, and "spider-diff" SPIDER in its first form with phases > 1."""
-    if curve in ("spider", "spider-open"):
-        return row["curve"] in (curve, curve.replace("spider", "mb-sgd"))
-    derived = {"spider-diff": "spider", "spider-diff-paper": "spider-paper"}
-    return row["curve"] == curve or (row["curve"] == derived.get(curve) and row["phase"] not in ("", "1"))
+def _curves(run: dict[str, str], study: Study) -> list[str]:
+    """The curves that a run counts for: MB-SGD is SPIDER with phase 1, and "spider-diff" SPIDER in its first form with phases > 1."""
+    curves = [run["curve"]]
+    if run["curve"] in ("mb-sgd", "mb-sgd-open") and (spider := run["curve"].replace("mb-sgd", "spider")) in study.methods:
+        curves.append(spider)
+    if run["curve"] in ("spider", "spider-paper") and run["phase"] not in ("", "1"):
+        curves.append(run["curve"].replace("spider", "spider-diff"))
+    return curves
 
 
 def write_table(rows: Sequence[dict], path: Path) -> None:

@@ -11,13 +11,14 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from silodp.core.card import Card
 from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import Event, Query
@@ -39,42 +40,6 @@ class Carrier(Protocol):
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
     def names(self) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it taken on trust by the silo."""
-
-    name: str
-    key: str
-    records: int
-    epsilon: float
-    delta: float
-    rule: str
-    model: str
-    prox: str
-    features: tuple[str, ...]
-    classes: tuple[str, ...]
-    parameters: int
-    definition: str
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
-        """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
-        found: dict[str, Any] = {}
-        for field in fields(cls):
-            value = table.get(field.name)
-            if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
-                found[field.name] = tuple(value)
-            elif field.type == "int" and type(value) is int and value > 0:
-                found[field.name] = value
-            elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
-                found[field.name] = float(value)  # type: ignore[arg-type]
-            elif field.type == "str" and isinstance(value, str):
-                found[field.name] = value
-            else:
-                raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
-        return cls(**found)
 
 
 @dataclass(frozen=True)

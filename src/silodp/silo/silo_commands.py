@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from silodp.core.card import Card
 from silodp.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -69,27 +70,14 @@ COMMENTS = {
 
 
 @dataclass(frozen=True)
-class Silo:
-    """What the server's operator needs to know of a silo, all of it public; and where its policy is."""
+class Silo(Card):
+    """A silo's card, and what is for its own operator alone: where its policy is, and what was found in its data."""
 
-    name: str
-    key: str
-    records: int
-    epsilon: float
-    delta: float
-    rule: str
-    model: str
-    prox: str
-    features: tuple[str, ...]
-    classes: tuple[str, ...]
-    parameters: int
-    definition: str
     policy: str
     findings: tuple[str, ...] = ()
 
     def card(self) -> dict[str, Any]:
-        """All but what is for the silo's operator alone."""
-        return {name: value for name, value in asdict(self).items() if name not in ("policy", "findings")}
+        return {field.name: getattr(self, field.name) for field in fields(Card)}
 
 
 def provision(

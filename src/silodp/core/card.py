@@ -1,0 +1,45 @@
+"""A silo's public card: what it tells of itself, written by the silo and read by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from silodp.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it taken on trust by the silo."""
+
+    name: str
+    key: str
+    records: int
+    epsilon: float
+    delta: float
+    rule: str
+    model: str
+    prox: str
+    features: tuple[str, ...]
+    classes: tuple[str, ...]
+    parameters: int
+    definition: str
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
+        """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            value = table.get(field.name)
+            if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+                found[field.name] = tuple(value)
+            elif field.type == "int" and type(value) is int and value > 0:
+                found[field.name] = value
+            elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
+                found[field.name] = float(value)  # type: ignore[arg-type]
+            elif field.type == "str" and isinstance(value, str):
+                found[field.name] = value
+            else:
+                raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
+        return cls(**found)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import optimize, special
 
 from silodp.core.errors import BadInput
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
 
 Buckets = Mapping[str, np.ndarray]
 ROUND_UP = 1 + 1e-9
@@ -128,7 +128,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str: ...
-    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]: ...
+    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]: ...
     def total(self, buckets: Buckets) -> np.ndarray: ...
     def capacity(self, budgets: np.ndarray) -> np.ndarray: ...
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray: ...
@@ -144,15 +144,20 @@ def budget_array(budgets: Budget | Sequence) -> np.ndarray:
     return np.stack(rows)
 
 
-def _elementwise(function, *arrays) -> np.ndarray:
+def elementwise(function, *arrays) -> np.ndarray:
     return np.asarray(np.vectorize(function, otypes=[np.float64])(*arrays))
 
 
-def _bucket(sampling: Sampling) -> str:
+def bucket_of(sampling: Sampling) -> str:
     return f"{sampling.partition}/{sampling.batches}/{sampling.index}" if isinstance(sampling, DisjointBatches) else ""
 
 
-def _sum_with_partitions(buckets: Buckets) -> np.ndarray:
+def refuse_totals(event: Event | Shared, rule: str) -> None:
+    if not isinstance(event, Event):
+        raise BadInput(f"the {rule} ledger cannot price shuffled totals; the totals rule can")
+
+
+def sum_with_partitions(buckets: Buckets) -> np.ndarray:
     """The whole-silo bucket plus, for each stored partition, the maximum over its batches: no record is in two batches of one."""
     worst: dict[str, np.ndarray] = {}
     for key, amount in buckets.items():
@@ -167,22 +172,23 @@ class GDP:
 
     name: str = "gdp"
 
-    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+        refuse_totals(event, self.name)
         if not isinstance(event.sampling, FullBatch | DisjointBatches):
             raise BadInput(
                 f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use the renyi or the committed rule for them"
             )
         with np.errstate(divide="ignore"):
-            return _bucket(event.sampling), event.count / np.square(_float64(event.noise_multiplier))
+            return bucket_of(event.sampling), event.count / np.square(_float64(event.noise_multiplier))
 
     def total(self, buckets: Buckets) -> np.ndarray:
-        return _sum_with_partitions(buckets)
+        return sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        return _elementwise(lambda b: gdp_mu(b) ** 2, budgets)
+        return elementwise(lambda b: gdp_mu(b) ** 2, budgets)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
-        return _elementwise(gdp_epsilon, np.sqrt(self.total(buckets)), delta)
+        return elementwise(gdp_epsilon, np.sqrt(self.total(buckets)), delta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,20 +202,21 @@ class Renyi:
         if not np.all(np.asarray(self.order) > 1):
             raise BadInput(f"the Renyi order is {self.order}; it must be greater than 1")
 
-    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
-        return _bucket(event.sampling), event.count * _elementwise(
+    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+        refuse_totals(event, self.name)
+        return bucket_of(event.sampling), event.count * elementwise(
             functools.partial(_renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
         )
 
     def total(self, buckets: Buckets) -> np.ndarray:
-        return _sum_with_partitions(buckets)
+        return sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        return _elementwise(lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order)
+        return elementwise(lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
         total = self.total(buckets)
-        return np.where(total == 0, 0.0, np.maximum(0.0, total + _elementwise(renyi_conversion, self.order, delta)))
+        return np.where(total == 0, 0.0, np.maximum(0.0, total + elementwise(renyi_conversion, self.order, delta)))
 
     @classmethod
     def for_gaussian(cls, budget: Budget) -> Renyi:
@@ -236,7 +243,8 @@ class Committed:
     schedule: tuple[Event, ...]
     name: str = "committed"
 
-    def price(self, event: Event, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+        refuse_totals(event, self.name)
         for index, kind in enumerate(self.schedule):
             if kind.sampling == event.sampling and np.array_equal(_float64(kind.noise_multiplier), _float64(event.noise_multiplier)):
                 with np.errstate(divide="ignore"):
@@ -253,7 +261,7 @@ class Committed:
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
         """1 (the whole schedule, with rounding of its shares) where it fits the budget as a whole, else nothing may be asked at all."""
         whole = {f"{i}": np.ones(()) for i in range(len(self.schedule))}
-        fits = self.epsilon(whole, _elementwise(lambda b: b.delta, budgets)) <= _elementwise(lambda b: b.epsilon, budgets)
+        fits = self.epsilon(whole, elementwise(lambda b: b.delta, budgets)) <= elementwise(lambda b: b.epsilon, budgets)
         return np.where(fits, ROUND_UP, 0.0)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
@@ -264,7 +272,7 @@ class Committed:
             used = zip(self.schedule, values[: len(self.schedule)], values[len(self.schedule) :], strict=True)
             return composed_epsilon(tuple((kind.sampling, m, int(c)) for kind, m, c in used if c), d)
 
-        return _elementwise(one, delta, *multipliers, *counts)
+        return elementwise(one, delta, *multipliers, *counts)
 
 
 # --- sub-sampled releases -------------------------------------------------------------------------------------------------------

@@ -182,6 +182,23 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
+class Shared:
+    """What one shuffled query does to privacy: `count` totals of d coordinates, each under the noise of `contributions` records.
+
+    Every contribution is an integer vector with entries in 0 .. levels under Bin(noise_bits, p). Numbers, or one per run (J, 1). The
+    noise of a silo's own records is all that protects it from whoever sees its message alone: its ledger says how much that is.
+    """
+
+    sampling: Sampling
+    levels: Any
+    noise_bits: Any
+    p: float
+    contributions: int
+    dimension: int
+    count: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class Gaussian:
     """A mean of records clipped to `clip`, plus N(0, std^2) with std = noise_multiplier x 2 clip / batch.
 
@@ -218,14 +235,47 @@ class Gaussian:
 
 
 @dataclass(frozen=True, eq=False)
+class Shuffled:
+    """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits` coins (core.shuffle), for a shuffler to add.
+
+    The shuffler passes totals on once `contributions` records or more are in them, so this is the noise that the price counts on. Levels
+    and noise bits are integers, or one per run (J, 1): unlike a Gaussian's, a silo's noise is part of what protects the others.
+    """
+
+    kind: str
+    clip: Number
+    levels: Any
+    noise_bits: Any
+    contributions: int
+    p: float = 0.5
+    sampling: Sampling = FullBatch()
+
+    def clipped(self, clip: Number) -> Shuffled:
+        return replace(self, clip=clip)
+
+    def at(self, index: int) -> Shuffled:
+        if isinstance(self.sampling, DisjointBatches):
+            return replace(self, sampling=replace(self.sampling, index=index))
+        return self
+
+    def event(self, releases: int = 1, dimension: int = 1) -> Shared:
+        return Shared(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
+
+
+Mechanism = Gaussian | Shuffled
+
+
+@dataclass(frozen=True, eq=False)
 class Query:
     """One question to the silos: this statistic through this mechanism."""
 
     statistic: Statistic
-    mechanism: Gaussian
+    mechanism: Mechanism
 
-    def event(self) -> Event:
+    def event(self) -> Event | Shared:
         """What an answer costs, known before any record is looked at."""
+        if isinstance(self.mechanism, Shuffled):
+            return self.mechanism.event(self.statistic.releases, self.statistic.shape[-1])
         return self.mechanism.event(self.statistic.releases)
 
 
@@ -235,4 +285,4 @@ class Release:
 
     value: Tensor
     silos: tuple[int, ...]
-    event: Event
+    event: Event | Shared

@@ -11,21 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
 import torch
 
 from silodp.core import shuffle, theory, theory_shuffle
-from silodp.core.accounting import GDP, Budget
-from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, epsilon
+from silodp.core.accounting import Budget
+from silodp.core.binomial import epsilon
 from silodp.core.errors import BadInput
-from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, Event, FullBatch
+from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch
 from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
-from silodp.server.plan import Plan
+from silodp.server import shuffled
 from silodp.server.settings import find, sampling_by_name, schedule
 
 TRUSTS = ("isrl", "shuffle", "central")
-_EXCESS = 0.02  # of variance, that rounding may add
-_P = 0.5
 
 
 @dataclass(frozen=True)
@@ -145,61 +142,25 @@ def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
     """The kinds of release with the noise multipliers that fill the budget under ISRL-DP in every silo."""
     algorithm = find(wish.algorithm)
     plan = noise_plan(wish, algorithm, schedule(algorithm, **wish.schedule), [budget] * len(wish.records))
-    silos = range(len(wish.records))
-    kinds = []
-    for name in algorithm.kinds:
-        paid = max(_paid(plan, name, silo) for silo in silos)
-        if paid:
-            multipliers = torch.as_tensor(plan.mechanisms[name].noise_multiplier).reshape(-1).expand(len(silos)).tolist()
-            kinds.append(_Kind(name, paid, tuple(multipliers), wish.clip * (2 if name == "refine" else 1)))
-    return kinds
-
-
-def _paid(plan: Plan, kind: str, silo: int) -> int:
-    """How many releases of this kind one record of the silo pays for: all on full batches, one batch's on a partition."""
-    buckets: dict[str, np.ndarray] = {}
-    for asked in plan.asked:
-        if asked.kind == kind and silo in asked.silos:
-            key, price = GDP().price(Event(asked.event.sampling, 1.0, asked.event.count), np.zeros(()))
-            buckets[key] = buckets.get(key, np.zeros(())) + price
-    return round(float(GDP().total(buckets)))
+    silos = len(wish.records)
+    return [
+        _Kind(
+            kind.name,
+            kind.paid,
+            tuple(torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier).reshape(-1).expand(silos).tolist()),
+            wish.clip * (2 if kind.name == "refine" else 1),
+        )
+        for kind in shuffled.kinds_of(plan, run=0, silos=silos)
+    ]
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------------------
 
 
 def numerical(kinds: Sequence[_Kind], contributions: int, dimension: int, budget: Budget) -> list[shuffle.Parameters]:
-    """Least noise bits at which all releases together keep the budget, in the proportion of the kinds' Gaussian variances.
-
-    Levels are chosen as `shuffle.numerical` chooses them; with one kind the answer is its answer.
-    """
-    levels = [math.ceil(math.sqrt((dimension + contributions / kind.multiplier**2) / (4 * _EXCESS))) for kind in kinds]
-    if max(levels) > MAX_LEVELS:
-        raise BadInput(f"{max(levels)} levels are needed but the accountant takes {MAX_LEVELS}; use a smaller dimension or fewer records")
-    variances = [(kind.multiplier * g) ** 2 for kind, g in zip(kinds, levels, strict=True)]
-    most = math.floor(MAX_TRIALS / contributions * min(1.0, variances[0] / max(variances)))
-
-    def at(b: int) -> list[shuffle.Parameters]:
-        return [shuffle.Parameters(g, math.ceil(b * v / variances[0]), _P) for g, v in zip(levels, variances, strict=True)]
-
-    def fits(b: int) -> bool:
-        try:
-            return _spent(kinds, at(b), contributions, dimension, budget.delta) <= budget.epsilon
-        except BadInput as limit:
-            raise BadInput(f"epsilon is {budget.epsilon:g}, which is beyond the accountant: {limit}, by a larger epsilon") from limit
-
-    low, high = 0, min(most, math.ceil(variances[0] / (_P * (1 - _P) * contributions)))
-    while not fits(high):
-        if high == most:
-            raise BadInput(
-                f"epsilon = {budget.epsilon:g} needs more than {MAX_TRIALS} noise bits in a total, the accountant's limit; "
-                "use a larger epsilon or delta, or a smaller dimension"
-            )
-        low, high = high, min(most, math.ceil(high * 1.1) + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return at(high)
+    """Least noise bits at which a ledger of totals lets all releases pass; what they spend by the accountant's best order is a little less."""
+    found = shuffled.numerical(tuple(shuffled.Kind(k.name, k.paid, k.multiplier) for k in kinds), contributions, dimension, budget)
+    return [shuffle.Parameters(*found[kind.name], shuffled.P) for kind in kinds]
 
 
 def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contributions: int, dimension: int, delta: float) -> float:

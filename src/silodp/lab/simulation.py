@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from silodp.core.problem import Problem
+from silodp.core.query import Shuffled
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
+from silodp.server.shuffled import ShuffledFederation
 from silodp.silo.gate import Gate
 from silodp.silo.ledger import MemoryLedger
 from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
-from silodp.wire.inprocess import InProcess
+from silodp.wire.inprocess import InProcess, ThroughShuffler
 
 
 def simulate(
@@ -20,4 +22,7 @@ def simulate(
     """A federation over these records whose gate charges each run and silo by the plan's rule and budgets."""
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
     gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
-    return Federation(InProcess(gate), participation or Everyone(len(records))), ledger
+    who = participation or Everyone(len(records))
+    if any(isinstance(m, Shuffled) for m in plan.mechanisms.values()):
+        return ShuffledFederation(ThroughShuffler(gate, records.counts), who, records.counts), ledger
+    return Federation(InProcess(gate), who), ledger

@@ -40,6 +40,10 @@ CURVES = {
     "momentum": "MB-SGD with server momentum",
     "adam": "MB-SGD with server Adam",
     "balanced": "MB-SGD, half of the silos in turn",
+    "mb-sgd-shuffle": "MB-SGD, SDP",
+    "spider-shuffle": "SPIDER, SDP (phase > 1)",
+    "mb-sgd-central": "MB-SGD, central DP",
+    "spider-central": "SPIDER, central DP (phase > 1)",
 }
 
 
@@ -161,7 +165,14 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "momentum": lambda s: _rival(s, "momentum", momentum=s.grid.momenta),
     "adam": lambda s: _rival(s, "adam", step=s.grid.adam_steps, momentum=(0.0, 0.9)),
     "balanced": lambda s: _mb_sgd(s, "balanced", "exact"),
-}
+    **{
+        f"{name}-{trust}": lambda s, name=name, trust=trust: [
+            replace(arm, curve=f"{name}-{trust}", trust=trust)
+            for arm in (_mb_sgd(s, name, "exact") if name == "mb-sgd" else _spider(s, name, "exact", s.grid.phases))
+        ]
+        for name in ("mb-sgd", "spider") for trust in ("shuffle", "central")
+    },
+}  # fmt: skip
 
 # --- the paper's figures ----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +229,15 @@ VARIANCE: dict[str, Study] = {
 }  # fmt: skip
 """Where variance reduction might help: many rounds, few silos, few that answer, small batches."""
 
-STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE}
+TRUST: dict[str, Study] = {
+    "trust-mnist": replace(
+        FIGURES["mnist-M25-R50"], grid=replace(MNIST, phases=(2,), slopes=(2.0,), shares=()), trials=5,
+        methods=("mb-sgd", "spider-diff", "mb-sgd-shuffle", "spider-shuffle", "mb-sgd-central", "spider-central"),
+    ),
+}  # fmt: skip
+"""What a shuffler buys: the same algorithms under ISRL-DP, SDP and central DP."""
+
+STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE, **TRUST}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
@@ -244,11 +263,11 @@ def reduced(study: Study) -> Study:
 
 
 def studies_by_name(name: str) -> dict[str, Study]:
-    """The named study; "all" are the paper's figures; a data set's figures; or a family, "leaderboard" or "variance"."""
-    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE}
+    """The named study; "all" are the paper's figures; a data set's figures; or a family: "leaderboard", "variance" or "trust"."""
+    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE, "trust": TRUST}
     found = families.get(name) or {k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)}
     if not found:
         raise BadInput(
-            f"figure {name!r} is unknown; choose all, leaderboard, variance, wbcd, mnist, cifar10 or one of {', '.join(STUDIES)}"
+            f"figure {name!r} is unknown; choose all, leaderboard, variance, trust, wbcd, mnist, cifar10 or one of {', '.join(STUDIES)}"
         )
     return found

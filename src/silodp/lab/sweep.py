@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -26,6 +27,7 @@ from silodp.server.federation import Everyone
 from silodp.server.output import output
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers
+from silodp.server.shuffled import calibrate_shuffled
 from silodp.silo.datasets import Split
 
 Result = TypeVar("Result")
@@ -45,6 +47,8 @@ class Arm:
     noise: str = "exact"
     """"exact" (calibrated), "paper" (the paper's constants) or "none"."""
     shares: dict[str, float] = field(default_factory=dict)
+    trust: str = "isrl"
+    """"isrl" (nobody), "shuffle" (a shuffler that waits for all silos) or "central" (one gate for all records, with Renyi accounting)."""
 
     @property
     def key(self) -> str:
@@ -81,7 +85,8 @@ def run_arm(
     `sampling` is that of gradients and differences (every record by default); anchors always take every record.
     """
     points = arm.points(epsilons)
-    counts = split.train.counts
+    records = split.train.pooled() if arm.trust == "central" else split.train
+    counts = records.counts
     algorithm = ALGORITHMS[arm.algorithm]
     device = split.train.x.device
     columns = {name: torch.tensor([[p[name]] for p in points], device=device) for name in GRID if name in arm.grid}
@@ -97,8 +102,10 @@ def run_arm(
         return algorithm.run(fed, problem, w, **arm.settings, **first, **mechanisms)
 
     who = participation or (lambda: Everyone(len(counts)))
-    plan = _plan(arm, dry, mechanisms, points, counts, who())
-    fed, ledger = simulate(problem, split.train, plan, [trial] * len(points), who())
+    if arm.trust == "central":
+        who = partial(Everyone, 1)
+    plan = _plan(arm, dry, mechanisms, points, counts, who(), delta=max(split.train.counts) ** -2.0, dimension=problem.dim)
+    fed, ledger = simulate(problem, records, plan, [trial] * len(points), who())
     start = problem.initial([trial]).to(device).expand(len(points), -1)
     w = output(run(fed, problem, start, **{kind: m.clipped(clip) for kind, m in plan.mechanisms.items()}))
     loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)
@@ -110,7 +117,16 @@ def run_arm(
         }  # fmt: skip
 
 
-def _plan(arm: Arm, dry, mechanisms, points, counts, participation) -> Plan:
+def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: float, dimension: int) -> Plan:
+    """Under ISRL-DP a silo's delta is its own 1/n^2; totals of all silos have one `delta`, that of the largest silo."""
+    if arm.trust != "isrl":
+        shared = [Budget(p["epsilon"], delta) for p in points]
+        if arm.trust == "central":
+            return calibrate(dry, mechanisms, [[b] for b in shared], counts, participation, shares=arm.shares or None, rule="renyi")
+        least = len(participation.draw())
+        return calibrate_shuffled(
+            dry, mechanisms, shared, counts, participation, dimension=dimension, least=least, shares=arm.shares or None
+        )
     budgets = [[Budget(p["epsilon"], n**-2.0) for n in counts] for p in points]
     if arm.noise != "paper":
         return calibrate(dry, mechanisms, budgets, counts, participation, shares=arm.shares or None)

@@ -139,11 +139,14 @@ class Federation:
 
     def each(self) -> dict[int, Federation]:
         """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""
-        return {i: Federation(self._channel, Fixed((i,))) for i in self._participation.draw()}
+        return {i: self._of(Fixed((i,))) for i in self._participation.draw()}
 
     def cohort(self) -> Federation:
         """The silos of one round, held fixed: an SVRG epoch must ask those who gave its anchor."""
-        return Federation(self._channel, Cohort(self._participation.draw()))
+        return self._of(Cohort(self._participation.draw()))
+
+    def _of(self, participation: Everyone) -> Federation:
+        return Federation(self._channel, participation)
 
 
 class Fixed(Everyone):

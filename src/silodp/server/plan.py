@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from silodp.core.accounting import (
     root,
 )
 from silodp.core.errors import BadInput
-from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, WithoutReplacement
+from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, Shared, WithoutReplacement
 from silodp.server.federation import Everyone, Fixed
 
 Run = Callable[..., Iterator[Tensor]]
@@ -36,7 +37,7 @@ class Asked:
     """One query of a dry run: its kind, its event at the mechanism's noise, and the silos that would answer it."""
 
     kind: str
-    event: Event
+    event: Event | Shared
     silos: tuple[int, ...]
 
 
@@ -82,7 +83,8 @@ def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyon
 class Plan:
     """An algorithm's mechanisms with their noise set, the rule that prices them, and what they will cost."""
 
-    mechanisms: dict[str, Gaussian]
+    mechanisms: dict[str, Any]
+    """Gaussian, or Shuffled, by kind."""
     rule: Rule
     asked: list[Asked]
     counts: tuple[int, ...]
@@ -96,7 +98,9 @@ class Plan:
         """Epsilon that a run will have spent at the end, at each budget's delta: (J, N)."""
         buckets: dict[str, np.ndarray] = {}
         for asked in self.asked:
-            event = replace(asked.event, noise_multiplier=self.mechanisms[asked.kind].noise_multiplier)
+            event, mechanism = asked.event, self.mechanisms[asked.kind]
+            if isinstance(event, Event) and isinstance(mechanism, Gaussian):
+                event = replace(event, noise_multiplier=mechanism.noise_multiplier)
             key, price = self.rule.price(event, np.asarray(self.counts))
             answers = np.isin(np.arange(len(self.counts)), asked.silos)
             buckets[key] = buckets.get(key, 0.0) + np.where(answers, price, 0.0)

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.errors import Refused
 from silodp.core.query import (
     DisjointBatches,
@@ -26,13 +27,16 @@ from silodp.core.query import (
     Poisson,
     Query,
     Release,
+    Shared,
+    Shuffled,
+    Statistic,
     SteeredSteps,
     WithoutReplacement,
 )
 
 
 class Ledger(Protocol):
-    def charge(self, event: Event, silos: Sequence[int]) -> None: ...
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None: ...
 
 
 class Answerer(Protocol):
@@ -94,12 +98,15 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
             or not bool(((step > 0) & torch.isfinite(step)).all())
         ):
             raise Refused("steps")
-    clip, multiplier = torch.as_tensor(mechanism.clip), torch.as_tensor(mechanism.noise_multiplier)
+    clip = torch.as_tensor(mechanism.clip)
     if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
         raise Refused("clip")
-    kept = len(counts) if silos is None else silos
-    if multiplier.shape not in ((), (1, kept), (runs, kept)) or not bool((multiplier >= 0).all()):
-        raise Refused("noise")
+    if isinstance(mechanism, Shuffled):
+        _check_shuffled(statistic, mechanism, runs)
+    else:
+        multiplier, kept = torch.as_tensor(mechanism.noise_multiplier), len(counts) if silos is None else silos
+        if multiplier.shape not in ((), (1, kept), (runs, kept)) or not bool((multiplier >= 0).all()):
+            raise Refused("noise")
     if isinstance(statistic, Histogram | Moments):
         if not isinstance(mechanism.sampling, FullBatch):
             raise Refused("batch")
@@ -114,3 +121,19 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
             raise Refused("batch")
     if any(mechanism.sampling.batch(n) < 1 for n in counts):
         raise Refused("batch")
+
+
+def _check_shuffled(statistic: Statistic, mechanism: Shuffled, runs: int) -> None:
+    """Totals are of sums over records, so not of local steps, on batches that the totals rule can price; levels and coins are integers."""
+    if isinstance(statistic, LocalSteps):
+        raise Refused("statistic")
+    if not isinstance(mechanism.sampling, FullBatch | DisjointBatches):
+        raise Refused("sampling")
+    levels, bits = torch.as_tensor(mechanism.levels), torch.as_tensor(mechanism.noise_bits)
+    if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
+        raise Refused("noise")
+    most = MAX_TRIALS // mechanism.contributions if type(mechanism.contributions) is int and mechanism.contributions >= 1 else 0
+    if not (bool(((levels >= 1) & (levels <= MAX_LEVELS)).all()) and bool(((bits >= 1) & (bits <= most)).all())):
+        raise Refused("noise")
+    if type(mechanism.p) is not float or not is_power_of_half(mechanism.p):
+        raise Refused("noise")

@@ -71,6 +71,10 @@ class Records:
         index = torch.as_tensor(list(silos), device=self.x.device)
         return Records(self.x[index], self.y[index], tuple(self.counts[i] for i in silos), tuple(self.names[i] for i in silos))
 
+    def pooled(self) -> "Records":
+        """All records in one place: what central DP trusts a server with."""
+        return Records(self.x[self.mask][None], self.y[self.mask][None], (sum(self.counts),), ("all",))
+
     def to(self, device: torch.device | str) -> "Records":
         """The same records on `device`."""
         return Records(self.x.to(device), self.y.to(device), self.counts, self.names)

@@ -27,10 +27,12 @@ from silodp.core.query import (
     GradDiff,
     Histogram,
     LocalSteps,
+    Mechanism,
     Moments,
     Poisson,
     Query,
     Sampling,
+    Shuffled,
     SteeredSteps,
     WithoutReplacement,
 )
@@ -71,7 +73,7 @@ class Simulated:
             case Moments(low=low, high=high):
                 return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
 
-    def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _local_steps(self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
         start = statistic.w.unsqueeze(1)
         drift = statistic.drift.to(start).unsqueeze(1) if isinstance(statistic, SteeredSteps) else 0.0
@@ -81,7 +83,7 @@ class Simulated:
             local = self.problem.prox(local - step * (g + drift), step)
         return local - start
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         at = list(silos)
         records = self.records if at == list(range(len(self.records))) else self.records.select(at)
         weight = self._weight(mechanism.sampling, at)
@@ -90,7 +92,7 @@ class Simulated:
         total = clipped_sum(self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory)
         return total / self._batch(mechanism.sampling, at).to(total)
 
-    def _plain(self, sums: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _plain(self, sums: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         if not isinstance(mechanism.sampling, FullBatch):
             raise AssertionError("feature statistics use every record")
         return (sums[list(silos)] / self._batch(mechanism.sampling, silos)).unsqueeze(0)
@@ -98,7 +100,30 @@ class Simulated:
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         return torch.tensor([[sampling.batch(self.records.counts[s])] for s in silos], dtype=torch.float64)
 
-    def _noisy(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        return self._counts(mean, mechanism, silos) if isinstance(mechanism, Shuffled) else self._gaussian(mean, mechanism, silos)
+
+    def _counts(self, mean: Tensor, mechanism: Shuffled, silos: Sequence[int]) -> Tensor:
+        """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b, p).
+
+        Runs of one world and as many noise bits share their draws. Rounding K records is drawn as one Gaussian of its largest variance, K / 4.
+        """
+        batch, bits = self._batch(mechanism.sampling, silos), torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1)
+        keys = list(zip(self._world.tolist(), bits.flatten().tolist(), strict=True))
+        kinds, records, shape = list(dict.fromkeys(keys)), batch.long().numpy(), tuple(mean.shape[1:])
+        rounding, noise = (np.empty((len(kinds), *shape)) for _ in range(2))
+        for at, (world, b) in enumerate(kinds):
+            rounding[at] = self._generators[world].standard_normal(shape) * np.sqrt(records) / 2
+            noise[at] = self._generators[world].binomial(records * b, mechanism.p, shape)
+        which = torch.tensor([kinds.index(key) for key in keys], device=mean.device)
+        on = {"dtype": torch.float64, "device": mean.device}
+        clip, levels = (torch.as_tensor(v, **on).reshape(-1, 1, 1) for v in (mechanism.clip, mechanism.levels))
+        unit = torch.where(clip > 0, mean.double() / clip, 0.0).clamp_(-1, 1)
+        most = batch.to(**on) * levels
+        rounded = ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which]).round_().clamp_(min=0.0).minimum(most)
+        return rounded + torch.from_numpy(noise).to(**on)[which]
+
+    def _gaussian(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
         """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
         multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
         multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from silodp.core.query import Query, Release
+from torch import Tensor
+
+from silodp.core.query import Query, Release, Shuffled
+from silodp.server.federation import StopRun
 
 
 class Answers(Protocol):
@@ -20,3 +24,29 @@ class InProcess:
 
     def ask(self, query: Query, silos: Sequence[int]) -> Release:
         return self._gate.answer(query, silos)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """What a shuffler passes on: `value` (J, 1, d), the sum over these silos."""
+
+    value: Tensor
+    silos: tuple[int, ...]
+
+
+class ThroughShuffler(InProcess):
+    """The same with a shuffler between gate and server: what comes out is the sum over silos, (J, 1, d), or nothing."""
+
+    def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
+        super().__init__(gate)
+        self._counts = tuple(counts)
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Total:
+        release = super().ask(query, silos)
+        assert isinstance(query.mechanism, Shuffled)
+        records = sum(int(query.mechanism.sampling.batch(self._counts[i])) for i in release.silos)
+        if records < query.mechanism.contributions:
+            raise StopRun(
+                f"{records} records were contributed where {query.mechanism.contributions} are needed; the shuffler keeps their total"
+            )
+        return Total(release.value.sum(1, keepdim=True), release.silos)

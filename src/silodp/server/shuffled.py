@@ -1,0 +1,161 @@
+"""SDP: the same algorithms over totals that a shuffler has added, and the noise bits that fill a budget.
+
+An algorithm cannot tell this federation from the other: it asks `fed.mean(query)`. Its mechanisms are `Shuffled`, so each silo's gate
+answers with whole numbers for the shuffler, the shuffler passes their sum on, and the analyzer's estimate of the mean comes out here. The
+mean is over records, whichever silo holds them; for silos of one size that is the mean over silos.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.accounting import GDP, Budget
+from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS
+from silodp.core.errors import BadInput
+from silodp.core.query import Event, Gaussian, Query, Shuffled
+from silodp.core.totals import Totals, total_share
+from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.plan import Plan, Run, calibrate
+
+EXCESS = 0.02
+"""Of variance, that rounding may add: the least number of levels at which it does not add more is taken."""
+P = 0.5
+
+
+class ShuffledFederation(Federation):
+    """Asks whoever takes part in this round, and reads the mean out of the total. The channel's `value` is (J, 1, d): sums over silos."""
+
+    def __init__(self, channel: Channel, participation: Everyone, counts: Sequence[int]) -> None:
+        super().__init__(channel, participation)
+        self._counts = tuple(counts)
+
+    def mean(self, query: Query) -> Tensor:
+        """(J, d): the analyzer's unbiased estimate of the mean over all contributed records."""
+        asked = self._participation.draw()
+        answers = self._channel.ask(query, asked)
+        if len(answers.silos) < len(asked):
+            self._participation.missed(answers.silos)
+        assert isinstance(query.mechanism, Shuffled)
+        records = sum(int(query.mechanism.sampling.batch(self._counts[i])) for i in answers.silos)
+        return analysed(answers.value[:, 0], query.mechanism, records).to(getattr(query.statistic, "w", answers.value))
+
+    def each(self) -> dict[int, Federation]:
+        raise BadInput("a shuffler passes on totals over silos, so no silo can be asked by itself; use an algorithm that asks for means")
+
+    def _of(self, participation: Everyone) -> ShuffledFederation:
+        return ShuffledFederation(self._channel, participation, self._counts)
+
+
+def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
+    """A_vec for every run: (2 L / g (total - p b m) - m L) / m."""
+    clip, levels, bits = (
+        torch.as_tensor(v, dtype=torch.float64, device=total.device) for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
+    )
+    return ((total - mechanism.p * bits * records) * (2 / levels) - records) * clip / records
+
+
+# --- noise bits that fill a budget --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of release: how often a record pays for it, and the Gaussian noise multiplier of the same split of the budget."""
+
+    name: str
+    paid: int
+    multiplier: float
+
+
+def calibrate_shuffled(
+    run: Run,
+    mechanisms: Mapping[str, Gaussian],
+    budgets: Sequence[Budget],
+    counts: Sequence[int],
+    participation: Everyone,
+    *,
+    dimension: int,
+    least: int,
+    shares: Mapping[str, float] | None = None,
+) -> Plan:
+    """Levels and noise bits with which `run` as a whole spends each run's budget, if no total of fewer than `least` silos is passed on.
+
+    `mechanisms` are the Gaussians of the same schedule; the budget is split between kinds as they would split it.
+    """
+    plan = calibrate(run, mechanisms, [[b] * len(counts) for b in budgets], counts, participation, shares=shares, rule="gdp")
+    batch = next(iter(plan.mechanisms.values())).sampling
+    released = sum(sorted(int(batch.batch(n)) for n in counts)[:least])
+    found = [numerical(tuple(kinds_of(plan, run=j, silos=len(counts))), released, dimension, budget) for j, budget in enumerate(budgets)]
+    rules = [Totals.for_budget(budget) for budget in budgets]
+    noisy = {
+        kind: Shuffled(
+            kind, m.clip, *(torch.tensor([[bits.get(kind, (1, 1))[i]] for bits in found]) for i in (0, 1)), released, P, m.sampling
+        )
+        for kind, m in mechanisms.items()
+    }
+    rule = Totals(np.array([[b] for b in budgets], dtype=object), np.array([[r.order] for r in rules]))
+    asked = [replace(a, event=noisy[a.kind].event(a.event.count, dimension), kind=a.kind) for a in plan.asked]
+    return Plan(noisy, rule, asked, plan.counts, plan.budgets)
+
+
+def kinds_of(plan: Plan, *, run: int, silos: int) -> list[Kind]:
+    """The kinds that are asked at all; the noise multiplier is that of the silo that is asked most often."""
+    kinds = []
+    for name, mechanism in plan.mechanisms.items():
+        if paid := max(_paid(plan, name, silo) for silo in range(silos)):
+            multipliers = torch.as_tensor(mechanism.noise_multiplier).expand(plan.budgets.shape[0], silos)
+            kinds.append(Kind(name, paid, float(multipliers[run].max())))
+    return kinds
+
+
+def _paid(plan: Plan, kind: str, silo: int) -> int:
+    """How many releases of this kind one record of the silo pays for: all on full batches, one batch's on a partition."""
+    buckets: dict[str, np.ndarray] = {}
+    for asked in plan.asked:
+        if asked.kind == kind and silo in asked.silos:
+            key, price = GDP().price(Event(asked.event.sampling, 1.0, asked.event.count), np.zeros(()))
+            buckets[key] = buckets.get(key, np.zeros(())) + price
+    return round(float(GDP().total(buckets)))
+
+
+@functools.lru_cache(maxsize=256)
+def numerical(kinds: tuple[Kind, ...], contributions: int, dimension: int, budget: Budget) -> dict[str, tuple[int, int]]:
+    """(levels, noise bits) of each kind: the least noise, in the proportion of the kinds' Gaussian variances, that keeps the budget."""
+    levels = [math.ceil(math.sqrt((dimension + contributions / kind.multiplier**2) / (4 * EXCESS))) for kind in kinds]
+    if max(levels) > MAX_LEVELS:
+        raise BadInput(f"{max(levels)} levels are needed but the accountant takes {MAX_LEVELS}; use a smaller dimension or fewer records")
+    order = Totals.for_budget(budget).order
+    variances = [(kind.multiplier * g) ** 2 for kind, g in zip(kinds, levels, strict=True)]
+    most = math.floor(MAX_TRIALS / contributions * min(1.0, variances[0] / max(variances)))
+
+    def at(b: int) -> list[int]:
+        return [max(1, math.ceil(b * v / variances[0])) for v in variances]
+
+    def fits(b: int) -> bool:
+        try:
+            shares = (
+                kind.paid * total_share(P, contributions, dimension, budget, order, g, bits)
+                for kind, g, bits in zip(kinds, levels, at(b), strict=True)
+            )
+            return sum(shares) <= 1.0
+        except BadInput as limit:
+            raise BadInput(f"epsilon is {budget.epsilon:g}, which is beyond the accountant: {limit}, by a larger epsilon") from limit
+
+    low, high = 0, min(most, max(1, math.ceil(variances[0] / (P * (1 - P) * contributions))))
+    while not fits(high):
+        if high == most:
+            raise BadInput(
+                f"epsilon is {budget.epsilon:g}, which needs more than {MAX_TRIALS} noise bits in a total, the accountant's limit; "
+                "use a larger epsilon or delta, or a smaller dimension"
+            )
+        low, high = high, min(most, math.ceil(high * 1.1) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return {kind.name: (g, b) for kind, g, b in zip(kinds, levels, at(high), strict=True)}

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from silodp.lab.compare import NOTE, improvement, read_table
 from silodp.lab.figures import draw_comparison
-from silodp.lab.study import CURVES, FIGURES, LEADERBOARD, VARIANCE, Study
+from silodp.lab.study import CURVES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
 from silodp.silo.datasets import DATASETS
 
 TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cifar10": "CIFAR-10"}
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """figures.md, leaderboard.md and variance.md in `docs`, from the tables NAME.csv in `tables`; what has no table is left out."""
-    return [page for page in (_figures(docs, tables), _leaderboard(docs, tables), _variance(docs, tables)) if page]
+    """figures.md, leaderboard.md, variance.md and trust.md in `docs`, from the tables NAME.csv in `tables`; what has no table is left out."""
+    pages = (write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust))
+    return [page for page in pages if page]
 
 
 def title_of(study: Study) -> str:
@@ -134,19 +135,27 @@ def _variance(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Where variance reduction helps\n",
         "SPIDER with difference clipping (phase > 1, its best share of the budget) against MB-SGD, both tuned over the same grid under the "
-        "same exact budget: relative change of test error (negative: SPIDER is better), and whether the differences, paired over the "
-        "random splits, are beyond two standard errors.\n",
+        "same exact budget: test error of SPIDER / MB-SGD in per cent, relative change (negative: SPIDER is better), and whether the "
+        "differences, paired over the random splits, are beyond two standard errors. SPIDER's anchors take every record, also where "
+        "differences and MB-SGD's gradients take small batches: there it looks at more records for the same budget.\n",
         "`silodp reproduce variance --data-dir DIR`, then `silodp gallery`.\n",
         "| setting | " + " | ".join(f"epsilon {e:g}" for e in VARIANCE_EPSILONS) + " | no noise |",
         "|---|" + "---:|" * (len(VARIANCE_EPSILONS) + 1),
     ]
-    lines = []
+    lines: list[str] = []
     for name, study in VARIANCE.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
             cells = [_change([r for r in rows if r["epsilon"] == e], "spider-diff", "mb-sgd") for e in study.epsilons]
             lines.append(f"| {_setting(study)} | " + " | ".join([*cells, _change(rows, "spider-diff-open", "mb-sgd-open")]) + " |")
-    return _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n"]) if lines else None
+    cells = [cell for line in lines for cell in line.split(" | ")[1:4]]
+    said = (
+        f"With noise, SPIDER is better beyond two standard errors in {sum('better' in c for c in cells)} of {len(cells)} cells and worse in "
+        f"{sum('worse' in c for c in cells)}. Variance reduction pays where batches are small and the budget is not: the noise of sampling "
+        "is then what a difference takes away. On full batches there is no such noise, and the budget that anchors and differences share "
+        "is better spent on plain gradients.\n"
+    )
+    return _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n", said]) if lines else None
 
 
 VARIANCE_EPSILONS = next(iter(VARIANCE.values())).epsilons
@@ -157,7 +166,8 @@ def _change(rows: Sequence[dict], a: str, b: str) -> str:
     if len(rows) < 2:
         return ""
     better, worse = _beyond(rows, a, b)
-    return f"{-improvement(rows, b, a):+.1f} %" + (" **better**" if better else " worse" if worse else "")
+    mine, other = (next(100 * r["test_error"] for r in rows if r["curve"] == curve) for curve in (a, b))
+    return f"{mine:.1f} / {other:.1f}, {-improvement(rows, b, a):+.1f} %" + (" **better**" if better else " worse" if worse else "")
 
 
 def _setting(study: Study) -> str:
@@ -165,6 +175,38 @@ def _setting(study: Study) -> str:
         f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round" if study.cohort else f"all {DATASETS[study.dataset].silos} silos"
     )
     return f"{TITLES[study.dataset]}, R = {study.rounds}, {silos}, {study.sampling} batches"
+
+
+# --- what a shuffler buys -----------------------------------------------------------------------------------------------------------
+
+
+def _trust(docs: Path, tables: Path) -> Path | None:
+    parts = [
+        "# What a shuffler buys\n",
+        "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a shuffler adds the silos' counts, and passes a total "
+        "on once all silos are in it) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
+        f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n",
+    ]
+    for name, study in TRUST.items():
+        if (tables / f"{name}.csv").exists():
+            rows = read_table(tables / f"{name}.csv")
+            draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
+            parts.append(f"## {title_of(study)}\n\n`silodp reproduce {name} --data-dir DIR`\n")
+            parts.append(f"![{title_of(study)}](figures/{name}.png)\n\n[Table](figures/{name}.csv).\n")
+            parts.append("\n".join([*_trust_table(rows, study)]) + "\n")
+    return _write(docs / "trust.md", parts)
+
+
+def _trust_table(rows: Sequence[dict], study: Study) -> list[str]:
+    """Test errors by epsilon, and SDP's distance from central DP."""
+    by = {(r["curve"], r["epsilon"]): r for r in rows}
+    lines = ["| epsilon | method | ISRL-DP | SDP | central DP | SDP over central |", "|---:|---|---:|---:|---:|---:|"]
+    for e in study.epsilons:
+        for name, isrl in (("MB-SGD", "mb-sgd"), ("SPIDER", "spider-diff")):
+            three = [by[c, e] for c in (isrl, f"{name.lower()}-shuffle", f"{name.lower()}-central")]
+            cells = " | ".join(f"{100 * r['test_error']:.2f} ± {100 * r['standard_error']:.2f}" for r in three)
+            lines.append(f"| {e:g} | {name} | {cells} | {100 * (three[1]['test_error'] / three[2]['test_error'] - 1):+.1f} % |")
+    return lines
 
 
 # --- words ------------------------------------------------------------------------------------------------------------------------

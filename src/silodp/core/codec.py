@@ -25,7 +25,7 @@ from torch import Tensor
 
 from silodp.core import query as core
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import Event, Gaussian, Query
+from silodp.core.query import Event, Gaussian, Mechanism, Query, Shared, Shuffled
 
 VERSION = 1
 QUERY, REPLY, OVERHEAD = b"SDPQ", b"SDPR", 4 + 1 + 32 + 64 + 8
@@ -33,7 +33,8 @@ MAX_HEADER = 2**13
 """Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it is parsed."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "U8": np.dtype("u1")}
+_TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
 _UNSIGNED = bytes(32), bytes(64)
 
 Table = dict[str, tuple[Any, dict[str, str]]]
@@ -63,7 +64,14 @@ class Envelope:
     query_id: str
     model: str
     query: Query
+    round: str = ""
+    """Names the round of a shuffled query: all silos are asked under the same name."""
     version: int = VERSION
+
+    @property
+    def shuffle_round(self) -> str:
+        """SHA-256 of the question but for the silo's own query id: contributions to one round answer one question."""
+        return hashlib.sha256(_query_body(dataclasses.replace(self, query_id="all"))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +83,19 @@ class Answer:
     digest: str
     value: Tensor
     event: Event
+    count: int
+    head: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sealed:
+    """A silo's answer to a shuffled query: a box (core.box) that the server can only pass on to the shuffler."""
+
+    silo: str
+    query_id: str
+    digest: str
+    box: bytes
+    event: Shared
     count: int
     head: str
 
@@ -111,33 +132,52 @@ def _query_body(envelope: Envelope) -> bytes:
     tensors: dict[str, np.ndarray] = {}
     mechanism = envelope.query.mechanism
     fields = {
-        "mechanism": {"clip": _real(mechanism.clip), "kind": _name(mechanism.kind), "noise_multiplier": _real(mechanism.noise_multiplier)},
+        "mechanism": _pack_mechanism(mechanism),
         "model": _hash(envelope.model),
         "query": _name(envelope.query_id),
         "run": _name(envelope.run),
         "sampling": _pack(mechanism.sampling, _SAMPLINGS, tensors),
         "statistic": _pack(envelope.query.statistic, _STATISTICS, tensors),
     }
+    if isinstance(mechanism, Shuffled):
+        fields["round"] = _name(envelope.round)
     return _body(fields, tensors)
 
 
+def _pack_mechanism(mechanism: Mechanism) -> dict:
+    both = {"clip": _real(mechanism.clip), "kind": _name(mechanism.kind)}
+    if isinstance(mechanism, Shuffled):
+        return both | _coins(mechanism)
+    return both | {"noise_multiplier": _real(mechanism.noise_multiplier)}
+
+
+def _coins(of: Shuffled | Shared) -> dict:
+    return {name: _integer(getattr(of, name)) for name in ("levels", "noise_bits", "contributions")} | {"p": _real(of.p)}
+
+
+def _unpack_mechanism(packed: dict, sampling: core.Sampling) -> Mechanism:
+    kind, clip = _name(packed["kind"]), float.fromhex(packed["clip"])
+    if "noise_multiplier" in packed:
+        return Gaussian(kind, clip, float.fromhex(packed["noise_multiplier"]), sampling)
+    levels, bits, contributions = (_integer(packed[name]) for name in ("levels", "noise_bits", "contributions"))
+    return Shuffled(kind, clip, levels, bits, contributions, float.fromhex(packed["p"]), sampling)
+
+
 def _read_query(fields: dict, tensors: dict[str, np.ndarray]) -> Envelope:
-    mechanism = fields["mechanism"]
-    clip, multiplier = float.fromhex(mechanism["clip"]), float.fromhex(mechanism["noise_multiplier"])
-    gaussian = Gaussian(_name(mechanism["kind"]), clip, multiplier, _unpack(fields["sampling"], _SAMPLINGS, tensors))
-    query = Query(_unpack(fields["statistic"], _STATISTICS, tensors), gaussian)
-    return Envelope(_name(fields["run"]), _name(fields["query"]), _hash(fields["model"]), query)
+    mechanism = _unpack_mechanism(fields["mechanism"], _unpack(fields["sampling"], _SAMPLINGS, tensors))
+    query = Query(_unpack(fields["statistic"], _STATISTICS, tensors), mechanism)
+    return Envelope(_name(fields["run"]), _name(fields["query"]), _hash(fields["model"]), query, fields.get("round", ""))
 
 
 # --- replies --------------------------------------------------------------------------------------------------------------------
 
 
-def encode_reply(reply: Answer | Refusal, private_key: Ed25519PrivateKey | None = None) -> bytes:
+def encode_reply(reply: Answer | Sealed | Refusal, private_key: Ed25519PrivateKey | None = None) -> bytes:
     """The frame of an answer or a refusal, signed by the silo where it has a key. Its length tells nothing but d and public names."""
     return _seal(REPLY, VERSION, _reply_body(reply), private_key)
 
 
-def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> Answer | Refusal:
+def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> Answer | Sealed | Refusal:
     """A silo's reply; raises Refused as `decode_query` does. With `silo_key` (hex) only a reply signed by that key is accepted."""
     body, key = _unseal(frame, REPLY, limit)
     if silo_key is not None and key != silo_key:
@@ -145,27 +185,33 @@ def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> An
     return _parsed(body, _read_reply, _reply_body)
 
 
-def _reply_body(reply: Answer | Refusal) -> bytes:
+def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Refusal):
         return _body({"refused": _name(reply.code)} | ({"digest": _hash(reply.digest)} if reply.digest else {}), {})
-    tensors = {"value": _array(reply.value.double(), POINT)}
-    event = {
-        "count": _integer(reply.event.count),
-        "noise_multiplier": _real(reply.event.noise_multiplier),
-        "sampling": _pack(reply.event.sampling, _SAMPLINGS, tensors),
-    }
+    if isinstance(reply, Sealed):
+        tensors = {"box": np.frombuffer(reply.box, np.uint8)}
+        event = _coins(reply.event) | {"dimension": _integer(reply.event.dimension)}
+    else:
+        tensors = {"value": _array(reply.value.double(), POINT)}
+        event = {"noise_multiplier": _real(reply.event.noise_multiplier)}
+    event |= {"count": _integer(reply.event.count), "sampling": _pack(reply.event.sampling, _SAMPLINGS, tensors)}
     ledger = {"count": _integer(reply.count), "head": _hash(reply.head)}
     fields = {"digest": _hash(reply.digest), "event": event, "ledger": ledger, "query": _name(reply.query_id), "silo": _name(reply.silo)}
     return _body(fields, tensors)
 
 
-def _read_reply(fields: dict, tensors: dict[str, np.ndarray]) -> Answer | Refusal:
+def _read_reply(fields: dict, tensors: dict[str, np.ndarray]) -> Answer | Sealed | Refusal:
     if "refused" in fields:
         return Refusal(_name(fields["refused"]), _hash(fields["digest"]) if "digest" in fields else "")
     event, ledger = fields["event"], fields["ledger"]
-    spent = Event(_unpack(event["sampling"], _SAMPLINGS, tensors), float.fromhex(event["noise_multiplier"]), _integer(event["count"]))
+    sampling, count = _unpack(event["sampling"], _SAMPLINGS, tensors), _integer(event["count"])
     names = _name(fields["silo"]), _name(fields["query"]), _hash(fields["digest"])
-    return Answer(*names, _tensor(tensors["value"], POINT), spent, _integer(ledger["count"]), _hash(ledger["head"]))
+    at = _integer(ledger["count"]), _hash(ledger["head"])
+    if "box" in tensors:
+        coins = _unpack_mechanism(event | {"kind": "-", "clip": "0"}, sampling)
+        spent = coins.event(count, _integer(event["dimension"]))
+        return Sealed(*names, tensors["box"].tobytes(), spent, *at)
+    return Answer(*names, _tensor(tensors["value"], POINT), Event(sampling, float.fromhex(event["noise_multiplier"]), count), *at)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------
@@ -203,8 +249,7 @@ def _body(fields: dict, tensors: dict[str, np.ndarray]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"silodp": _json(fields)}}
     end = 0
     for name, array in sorted(tensors.items()):
-        dtype = "F32" if array.itemsize == 4 else "F64"
-        header[name] = {"data_offsets": [end, end := end + array.nbytes], "dtype": dtype, "shape": list(array.shape)}
+        header[name] = {"data_offsets": [end, end := end + array.nbytes], "dtype": _TYPES[array.itemsize], "shape": list(array.shape)}
     text = _json(header).encode("ascii")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in sorted(tensors.items()))

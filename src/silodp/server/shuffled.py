@@ -100,7 +100,7 @@ def calibrate_shuffled(
         for kind, m in mechanisms.items()
     }
     rule = Totals(np.array([[b] for b in budgets], dtype=object), np.array([[r.order] for r in rules]))
-    asked = [replace(a, event=noisy[a.kind].event(a.event.count, dimension), kind=a.kind) for a in plan.asked]
+    asked = [replace(a, event=replace(noisy[a.kind].event(a.event.count, dimension), sampling=a.event.sampling)) for a in plan.asked]
     return Plan(noisy, rule, asked, plan.counts, plan.budgets)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 
 from silodp.core.accounting import GDP, Budget, Committed, Renyi, Rule, budget_array
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
+from silodp.core.totals import Totals, local_epsilon
 
 SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
@@ -42,18 +44,11 @@ def sealed(what: str, value: Any) -> str:
 # --- events and rules as text ---------------------------------------------------------------------------------------------------
 
 
-def plain(event: Event) -> dict[str, Any]:
+def plain(event: Event | Shared) -> dict[str, Any]:
     """The event of one data set's ledger as it is written down, and can be read again; Refused if it is not one, or senseless."""
+    single = _single_totals(event) if isinstance(event, Shared) else _single(event)
     try:
-        multiplier, count = np.asarray(event.noise_multiplier, dtype=np.float64), operator.index(event.count)
-    except (TypeError, ValueError):
-        raise Refused("noise") from None
-    if multiplier.size != 1:
-        raise Refused("shape")
-    if not (count >= 1 and 0 <= multiplier.item() < math.inf):  # a negative count would pay the budget back
-        raise Refused("noise")
-    try:
-        data = json.loads(canonical(event_data(Event(event.sampling, multiplier.item(), count))))
+        data = json.loads(canonical(event_data(single)))
         sampling = event_of(data).sampling
         if isinstance(sampling, DisjointBatches):
             named = len(sampling.partition) <= 200 and sampling.partition.isprintable()
@@ -64,23 +59,47 @@ def plain(event: Event) -> dict[str, Any]:
     return data
 
 
-def event_data(event: Event) -> dict[str, Any]:
+def _single(event: Event) -> Event:
+    try:
+        multiplier, count = np.asarray(event.noise_multiplier, dtype=np.float64), operator.index(event.count)
+    except (TypeError, ValueError):
+        raise Refused("noise") from None
+    if multiplier.size != 1:
+        raise Refused("shape")
+    if not (count >= 1 and 0 <= multiplier.item() < math.inf):  # a negative count would pay the budget back
+        raise Refused("noise")
+    return Event(event.sampling, multiplier.item(), count)
+
+
+def _single_totals(event: Shared) -> Shared:
+    if not all(type(value) is int and value >= 1 for value in (*(getattr(event, name) for name in _COINS), event.count)):
+        raise Refused("noise")
+    return event
+
+
+_COINS = ("levels", "noise_bits", "contributions", "dimension")
+
+
+def event_data(event: Event | Shared) -> dict[str, Any]:
     sampling = {f.name: getattr(event.sampling, f.name) for f in fields(event.sampling)}
     if "rate" in sampling:
         sampling["rate"] = float(sampling["rate"]).hex()
-    return {
-        "sampling": {"type": type(event.sampling).__name__, **sampling},
-        "noise_multiplier": float(event.noise_multiplier).hex(),
-        "count": event.count,
-    }
+    data = {"sampling": {"type": type(event.sampling).__name__, **sampling}, "count": event.count}
+    if isinstance(event, Shared):
+        return data | {name: getattr(event, name) for name in _COINS} | {"p": float(event.p).hex()}
+    return data | {"noise_multiplier": float(event.noise_multiplier).hex()}
 
 
-def event_of(data: Mapping[str, Any]) -> Event:
+def event_of(data: Mapping[str, Any]) -> Event | Shared:
     given = dict(data["sampling"])
     kind = SAMPLINGS[given.pop("type")]
     if "rate" in given:
         given["rate"] = float.fromhex(given["rate"])
-    return Event(kind(**given), float.fromhex(data["noise_multiplier"]), data["count"])
+    sampling = kind(**given)
+    if "levels" in data:
+        levels, bits, contributions, dimension = (data[name] for name in _COINS)
+        return Shared(sampling, levels, bits, float.fromhex(data["p"]), contributions, dimension, data["count"])
+    return Event(sampling, float.fromhex(data["noise_multiplier"]), data["count"])
 
 
 def rule_data(rule: Rule) -> dict[str, Any]:
@@ -89,13 +108,17 @@ def rule_data(rule: Rule) -> dict[str, Any]:
             return {"rule": "gdp"}
         case Renyi(order=order) if np.ndim(order) == 0:
             return {"rule": "renyi", "order": float(order).hex()}
+        case Totals(order=order) if np.ndim(order) == 0:
+            return {"rule": "totals", "order": float(order).hex()}
         case Committed(schedule=schedule):
             return {"rule": "committed", "schedule": [event_data(event) for event in schedule]}
-    raise BadInput(f"the rule of a durable ledger is {rule!r}; it must be gdp, renyi with one order, or committed")
+    raise BadInput(f"the rule of a durable ledger is {rule!r}; it must be gdp, totals, renyi with one order, or committed")
 
 
-def rule_of(data: Mapping[str, Any]) -> Rule:
+def rule_of(data: Mapping[str, Any], budget: Budget) -> Rule:
     match data["rule"]:
+        case "totals":
+            return Totals(budget, float.fromhex(data["order"]))
         case "gdp":
             return GDP()
         case "renyi":
@@ -132,7 +155,7 @@ class Settings:
     def of(cls, rows: Mapping[str, str]) -> Settings:
         try:
             budget = Budget(float.fromhex(rows["epsilon"]), float.fromhex(rows["delta"]))
-            rule = rule_of(json.loads(rows["rule"]))
+            rule = rule_of(json.loads(rows["rule"]), budget)
             settings = cls(
                 rows["ledger"], rows["created"], rule, budget, int(rows["records"]), rows["layout"], rows["sketch"], rows["anchor"]
             )  # fmt: skip
@@ -231,6 +254,20 @@ class Tally:
             bucket, amount = self.rule.price(event, np.asarray(self.records))
         return bucket, float(amount)
 
+    def noted(self, data: dict[str, Any]) -> dict[str, Any]:
+        """What is written down of a charge: for totals also how many of the contributions are the silo's own."""
+        return data | {"own": int(event_of(data).sampling.batch(self.records))} if "levels" in data else data
+
+    def local_epsilon(self) -> float:
+        """What all totals so far cost against whoever sees the silo's own counts, such as the shuffler: no noise but its own protects it.
+
+        Batches of a partition are added up as if one record were in all of them. Infinite where the accountant can give no bound.
+        """
+        data = (json.loads(known.charge.event) for known in self.queries.values())
+        events = Counter(canonical(d) for d in data if "levels" in d)
+        each = [(replace(event_of(d), count=n * d["count"]), d["own"]) for d, n in ((json.loads(text), n) for text, n in events.items())]
+        return local_epsilon(each, self.settings.budget.delta) if each else 0.0
+
     def after(self, bucket: str, amount: float) -> tuple[dict[str, np.ndarray], float]:
         """The buckets and the total once this is added."""
         buckets = {**self.buckets, bucket: np.asarray(self.buckets.get(bucket, 0.0) + amount)}
@@ -277,6 +314,8 @@ class Tally:
 
     def _charge(self, name: str, entry: Entry, data: Any, *, sums: bool) -> None:
         bucket, amount = self.price(event_of(data))
+        if self.noted(data) != data:
+            raise Altered(f"{name} counts another number of the silo's own contributions than its batch holds")
         if entry.query_id in self.queries:
             raise Altered(f"{name} charges the query {entry.query_id!r} a second time")
         if entry.bucket != bucket or not amount * (1 - SLACK) <= entry.amount < math.inf:

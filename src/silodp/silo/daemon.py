@@ -40,7 +40,7 @@ from silodp.core.prox import by_name
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
-from silodp.silo.policy import Place, Policy
+from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
 
 LINE_CODES: dict[str, str] = {
@@ -452,14 +452,16 @@ def signalled() -> Iterator[socket.socket]:
 
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
-    policy, place = Policy.load(path), Place.load(path)
-    for file, writable in ((path, True), (place.model_file, True), (place.data, False), (place.key, False), (place.ledger, False)):
+    policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
+    secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
+    for file, writable in ((path, True), (place.model_file, True), *((file, False) for file in secret)):
         if file and (sentence := exposed(str(file), place, writable=writable)):
             raise BadInput(sentence)
     with sole(place.ledger), contextlib.closing(Log(place.log, place.log_bytes)) as log:
         x, y, _ = read_records(place)
         problem, key, ledger = approved_problem(place, x.shape[1]), read_key(place.key), DurableLedger.open(Path(place.ledger))
-        door = Door(policy, problem, Records.of([(x, y)]), ledger, signing_key=key, noted=log.note)
+        sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
+        door = Door(policy, problem, Records.of([(x, y)]), ledger, signing_key=key, shuffling=sealing, noted=log.note)
         log.follow(ledger)
         server = Server(place, door.handle, key=key, limit=door.limit, log=log)
 

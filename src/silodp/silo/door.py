@@ -21,13 +21,15 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Refusal, decode_query, encode_reply
+from silodp.core.box import Contribution, seal
+from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
+from silodp.core.query import Release, Shared, Shuffled
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
-from silodp.silo.policy import CODES, Policy
+from silodp.silo.policy import CODES, Policy, Shuffling
 from silodp.silo.records import Records
 
 
@@ -56,13 +58,15 @@ class Door:
         ledger: DurableLedger,
         *,
         signing_key: Ed25519PrivateKey | None = None,
+        shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[Note], None] = lambda note: None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
-        `noted` is told of each frame, before its reply is sent.
+        `shuffling` is the policy's table of that name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told
+        of each frame, before its reply is sent.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -74,6 +78,7 @@ class Door:
         _, self._held = ledger.hold(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
+        self._shuffling = shuffling
         self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
         self._lock = threading.Lock()
         self._paused = False
@@ -109,6 +114,10 @@ class Door:
         query, now = envelope.query, self._clock()
         self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
+        if isinstance(query.mechanism, Shuffled):
+            if self._shuffling is None:
+                raise Refused("shuffle")
+            self._shuffling[0].check(query.mechanism)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, held=self._held
@@ -121,10 +130,25 @@ class Door:
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
-        answer = Answer(self._policy.silo, envelope.query_id, digest, release.value[0], release.event, count, head)
+        names = self._policy.silo, envelope.query_id, digest
+        answer = (
+            Sealed(*names, self._sealed(envelope, release), release.event, count, head)
+            if isinstance(release.event, Shared)
+            else Answer(*names, release.value[0], release.event, count, head)
+        )
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         return stored
+
+    def _sealed(self, envelope: Envelope, release: Release) -> bytes:
+        """The counts in a box for the shuffler alone, on the silo's condition."""
+        mechanism = envelope.query.mechanism
+        assert self._shuffling is not None
+        assert isinstance(mechanism, Shuffled)
+        (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
+        demanded, bits = mechanism.contributions + shuffling.colluding, mechanism.levels + mechanism.noise_bits
+        contribution = Contribution(envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy())
+        return seal(contribution, shuffling.shuffler, pseudonym)
 
 
 class Charges:

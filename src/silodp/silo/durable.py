@@ -21,7 +21,7 @@ import numpy as np
 
 from silodp.core.accounting import Budget, Rule
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import DisjointBatches, Event
+from silodp.core.query import DisjointBatches, Event, Shared
 from silodp.silo.atomic import sync_folder
 from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
 from silodp.silo.identity import Identity, Registered, Registry, tag
@@ -223,6 +223,10 @@ class DurableLedger:
         tally = self._file.snapshot()
         return float(tally.rule.epsilon(tally.buckets, np.asarray(tally.settings.budget.delta)))
 
+    def local(self) -> float:
+        """Epsilon of all shuffled totals so far against whoever sees the silo's own counts, such as the shuffler, at the budget's delta."""
+        return self._file.snapshot().local_epsilon()
+
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
         return max(0.0, self.settings.budget.epsilon - self.spent())
@@ -262,7 +266,7 @@ class Slip:
             raise Refused("purged")
         return known
 
-    def charge(self, event: Event, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
         """Prices the event and writes it down, durably, or raises Refused and charges nothing (`ledger`: or has charged it, when unsure).
 
         What is charged but not answered is not charged again, if query and price are the same: nothing was sent.
@@ -272,7 +276,7 @@ class Slip:
         data, file = plain(event), self._file
         with file.failing_closed():
             with file.transaction() as connection:
-                known = self.known()
+                data, known = file.tally.noted(data), self.known()
                 answer = file.answer(connection, known)
                 if answer is None:
                     bucket, amount = self._price(data)

@@ -9,7 +9,10 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
     the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data.
     Each of the local steps is such a release, at a point that earlier releases determine.
-No step asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
+Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
+which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
+binomial noise is added. What leaves is for the shuffler's key alone (`door`).
+No step of a Gaussian release asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
 Assumed: a tensor kernel computes a record's row from that row and the shapes alone (so it is for matrix products, convolutions and
 element-wise functions; the tests check it bit for bit), ChaCha20 is secure, and time is not observed: it depends on the noise drawn.
 """
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from silodp.core import shuffle
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.core.query import (
@@ -39,6 +43,8 @@ from silodp.core.query import (
     Poisson,
     Query,
     Sampling,
+    Shuffled,
+    Statistic,
     SteeredSteps,
 )
 from silodp.silo import lattice
@@ -91,18 +97,25 @@ class Exact:
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy or the stored partition fails."""
         mechanism = query.mechanism
-        match query.statistic:
-            case Grad(w=w):
-                answer = self._release(self._gradients([w]), mechanism, w.shape[-1])
-            case GradDiff(w=w, reference=reference):
-                answer = self._release(self._gradients([w, reference]), mechanism, w.shape[-1])
-            case LocalSteps() as statistic:
-                answer = self._local_steps(statistic, mechanism)
-            case Histogram(edges=edges) as statistic:
-                answer = self._release(_histogram(edges.double()), mechanism, statistic.shape[-1])
-            case Moments(low=low, high=high) as statistic:
-                answer = self._release(_moments(low.double(), high.double()), mechanism, statistic.shape[-1])
+        if isinstance(mechanism, Shuffled):
+            return torch.from_numpy(self._counts(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])).reshape(1, 1, -1)
+        if isinstance(query.statistic, LocalSteps):
+            answer = self._local_steps(query.statistic, mechanism)
+        else:
+            answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
         return answer.nan_to_num().reshape(1, 1, -1)
+
+    def _rows_of(self, statistic: Statistic) -> Rows:
+        match statistic:
+            case Grad(w=w):
+                return self._gradients([w])
+            case GradDiff(w=w, reference=reference):
+                return self._gradients([w, reference])
+            case Histogram(edges=edges):
+                return _histogram(edges.double())
+            case Moments(low=low, high=high):
+                return _moments(low.double(), high.double())
+        raise AssertionError("local steps are no sum over records")
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
@@ -133,6 +146,22 @@ class Exact:
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
         return torch.from_numpy(gamma * noisy.astype(np.float64) / mechanism.sampling.batch(self._n))[None]
 
+    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
+        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). A clip of 0 leaves rows of zero; noise is added all the same."""
+        parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
+        random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
+        clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
+        together = _together(rows, self._x, self._y)
+        size = max(1, _CHUNK // dim) if together else 1
+        for start in range(0, len(chosen), size):
+            at = torch.from_numpy(chosen[start : start + size])
+            try:
+                values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy() * bool(mechanism.clip)
+            except Exception:  # paid for, so an answer there must be: these records as zero
+                values = np.zeros((len(at), dim))
+            total += shuffle.rounded(values, clip, parameters, random).sum(axis=0)
+        return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
+
     def _batch(self, sampling: Sampling) -> np.ndarray:
         """Positions of the batch's records, by secret coins or by the stored partition: in no way by what the records hold."""
         match sampling:
@@ -148,9 +177,9 @@ class Exact:
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
 
     def _sum(self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int) -> np.ndarray:
-        """S, exactly. Batched kernels are used unless the all-zero record, which is public, makes them raise."""
+        """S, exactly."""
         total = torch.zeros(dim, dtype=torch.int64)
-        together = _alone(rows, _wide(torch.zeros_like(self._x[:1])), _wide(torch.zeros_like(self._y[:1]))) is not None
+        together = _together(rows, self._x, self._y)
         size = max(1, _CHUNK // dim) if together else 1
         for start in range(0, len(chosen), size):
             at = torch.from_numpy(chosen[start : start + size])
@@ -192,6 +221,11 @@ def _rows(rows: Rows, x: Tensor, y: Tensor, dim: int) -> Tensor:
     if again is None:
         again = torch.cat([torch.zeros(1, dim, dtype=torch.float64) if row is None else row for row in each])
     return again.masked_fill(bad[:, None], 0)
+
+
+def _together(rows: Rows, x: Tensor, y: Tensor) -> bool:
+    """Whether batched kernels may be used: the all-zero record, which is public, does not make them raise."""
+    return _alone(rows, _wide(torch.zeros_like(x[:1])), _wide(torch.zeros_like(y[:1]))) is not None
 
 
 def _alone(rows: Rows, x: Tensor, y: Tensor) -> Tensor | None:
@@ -258,6 +292,10 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
         raise Refused("shape")
     if n > MAX_RECORDS:
         raise Refused("batch")
+    if isinstance(mechanism, Shuffled):
+        if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
+            raise Refused("clip")
+        return
     if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
         raise Refused("clip")
     anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -38,7 +39,7 @@ def create(
     data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
-    rule: Annotated[str, typer.Option(help="gdp, renyi, renyi:ORDER or committed; fixed for good.")] = "gdp",
+    rule: Annotated[str, typer.Option(help="gdp, totals (for a shuffle), renyi, renyi:ORDER or committed; fixed for good.")] = "gdp",
     schedule: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,6 +100,12 @@ def show(
         soft_wrap=True,
     )
     out.print(f"{_bar(summary['used'])} {left:.1%} of the budget is left.")
+    if "local_epsilon" in summary:
+        alone = f"is {summary['local_epsilon']:.4g}" if summary["local_epsilon"] is not None else "has no bound"
+        out.print(
+            f"That counts on the shuffler. Against whoever sees the silo's own counts, the shuffler itself too, epsilon {alone}.",
+            soft_wrap=True,
+        )
     if not queries:
         out.print("Nothing has been asked yet.")
         return
@@ -188,6 +195,7 @@ def _open(path: Path, anchor: Path | None) -> DurableLedger:
 
 def _rule(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     from silodp.core.accounting import GDP, Committed, Renyi
+    from silodp.core.totals import Totals
 
     kind, _, order = name.partition(":")
     events = tuple(_release(text) for text in schedule)
@@ -198,13 +206,15 @@ def _rule(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     match kind, order:
         case "gdp", "":
             return GDP()
+        case "totals", "":
+            return Totals.for_budget(budget)
         case "renyi", "":
             return Renyi.for_gaussian(budget)
         case "renyi", _:
             return Renyi(_number("--rule", name, order))
         case "committed", "":
             return Committed(events)
-    raise BadInput(f"--rule is {name!r}; it must be gdp, renyi, renyi:ORDER or committed")
+    raise BadInput(f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER or committed")
 
 
 def _release(text: str) -> Any:
@@ -237,10 +247,11 @@ def _number(option: str, text: str, part: str) -> float:
 
 def _summary(opened: DurableLedger) -> dict[str, Any]:
     settings, (count, head), used, spent = opened.settings, opened.head(), opened.used(), opened.spent()
+    alone = {"local_epsilon": local if math.isfinite(local := opened.local()) else None} if settings.rule.name == "totals" else {}
     return {
         "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
         "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
-        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, **alone,
     }  # fmt: skip
 
 

@@ -17,11 +17,13 @@ A policy never sees a record: what it refuses is a function of the query, of thi
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
 
-A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file; `silodp silo init` writes both with comments.
+A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, and `Shuffling` from a table [shuffle] where the silo
+takes part in a shuffle; `silodp silo init` writes them with comments.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -32,7 +34,7 @@ from typing import Any, Protocol, get_args
 
 from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import LocalSteps, Query, Sampling, Statistic
+from silodp.core.query import LocalSteps, Mechanism, Query, Sampling, Shuffled, Statistic
 
 HOUR = 3600.0
 STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
@@ -51,6 +53,8 @@ CODES: dict[str, str] = {
     "clip": "The clip threshold is outside the policy's range.",
     "noise": "The noise multiplier is below the policy's minimum, or outside what the lattice can carry.",
     "batch": "The batch does not exist, or is expected to hold fewer records than the policy's minimum.",
+    "shuffle": "The query is for a shuffler, and the policy names none.",
+    "contributions": "The query counts on the noise of more records than the policy says that all members have.",
     "steps": "The number of local steps, or their length, is outside the policy's range.",
     "shape": "A point has not the model's number of parameters, or a feature statistic not the silo's number of features.",
     "not-finite": "A point holds a number that is not finite.",
@@ -133,8 +137,8 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """The policy in a TOML file, whose table [daemon] is not its own; BadInput names the field that cannot be used."""
-        return cls.of({name: value for name, value in _read(path).items() if name != "daemon"})
+        """The policy in a TOML file, whose tables [daemon] and [shuffle] are not its own; BadInput names the field that cannot be used."""
+        return cls.of({name: value for name, value in _read(path).items() if name not in ("daemon", "shuffle")})
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
@@ -163,7 +167,7 @@ class Policy:
             raise Refused("sampling")
         if not (mechanism.clip == 0 or self.clip[0] <= mechanism.clip <= self.clip[1]):
             raise Refused("clip")
-        if not mechanism.noise_multiplier >= self.minimum_noise_multiplier:
+        if not _multiplier(mechanism) >= self.minimum_noise_multiplier:
             raise Refused("noise")
         if isinstance(query.statistic, LocalSteps) and not 1 <= query.statistic.steps <= self.maximum_local_steps:
             raise Refused("steps")
@@ -180,6 +184,52 @@ class Policy:
             raise Refused("run-limit")
         if counts.since(now - HOUR) >= self.queries_per_hour:
             raise Refused("rate")
+
+
+def _multiplier(mechanism: Mechanism) -> float:
+    """Noise over sensitivity: of a shuffled total, that of all the contributions which the query counts on."""
+    if isinstance(mechanism, Shuffled):
+        try:
+            return math.sqrt(mechanism.contributions * mechanism.noise_bits * mechanism.p * (1 - mechanism.p)) / mechanism.levels
+        except (ArithmeticError, ValueError):
+            raise Refused("noise") from None
+    return float(mechanism.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Shuffling:
+    """Whom the silo's counts are for, and on what condition: the table [shuffle] of a policy file.
+
+    A gate cannot see what a shuffler does. What it can do is to seal its counts for this one key, to sign them with a pseudonym, and to
+    demand that they leave only inside a total of as many records as the price counts on, and `colluding` more, whose noise may be missing.
+    """
+
+    shuffler: str
+    pseudonym: str
+    contributions: int
+    colluding: int
+
+    def __post_init__(self) -> None:
+        _match("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
+        _match("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
+        for name, least in (("contributions", 1), ("colluding", 0)):
+            if type(value := getattr(self, name)) is not int or not least <= value < 2**42:
+                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {2**42 - 1}")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Shuffling | None:
+        """The table in a policy file, or None where it has none; the pseudonym's path is taken from the file's own folder."""
+        table = _read(path).get("shuffle")
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            raise BadInput("policy: shuffle is no table; it must be [shuffle] with shuffler, pseudonym, contributions and colluding")
+        made = cls(**_complete(cls, table))
+        return replace(made, pseudonym=str(Path(path).resolve().parent / made.pseudonym))
+
+    def check(self, mechanism: Shuffled) -> None:
+        if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
+            raise Refused("contributions")
 
 
 @dataclass(frozen=True)

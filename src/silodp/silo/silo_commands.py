@@ -66,6 +66,10 @@ COMMENTS = {
     "connections": "Open connections, at most.",
     "timeout": "Seconds after which a silent or slow courier is hung up on.",
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
+    "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
+    "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
+    "contributions": "Records of all members together: no query may count on the noise of more.",
+    "colluding": "Records of members whose noise may be missing; so many more must be in a total.",
 }
 
 
@@ -75,6 +79,7 @@ class Silo(Card):
 
     policy: str
     findings: tuple[str, ...] = ()
+    pseudonym: str = ""
 
     def card(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(Card)}
@@ -95,10 +100,14 @@ def provision(
     askers: Sequence[str] = (),
     anchor: Path | None = None,
     registry: Path | None = None,
+    shuffler: str | None = None,
+    contributions: int = 0,
+    colluding: int = 0,
     **changes: Any,
 ) -> Silo:
     """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
 
+    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key too.
     `changes` are other values for fields of the policy and of its [daemon] table, such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -108,8 +117,11 @@ def provision(
     from silodp.silo.door import definition_hash
     from silodp.silo.durable import DurableLedger, Identity
     from silodp.silo.ledger_commands import _rule
-    from silodp.silo.policy import Place, Policy
+    from silodp.silo.policy import Place, Policy, Shuffling
 
+    shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
+    if (rule == "totals") != bool(shuffling):
+        raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
     own = {field.name for field in fields(Place)}
     found: dict[str, Any] = _place(data, label, classes, model, prox)
     for field in changes:
@@ -125,20 +137,22 @@ def provision(
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
-    key = Ed25519PrivateKey.generate()
+    key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
         name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         policy=str(folder / "policy.toml"), findings=tuple(findings(x, y, features, place)),
+        pseudonym=pseudonym.public_key().public_bytes_raw().hex() if shuffling else "",
     )  # fmt: skip
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # the courier's user must come to the socket, and sees nothing else
         with ExitStack() as undo:
-            text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place))
+            text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None)
             for path, content in (
                 (folder / "policy.toml", text),
                 (folder / place.key, key.private_bytes_raw().hex() + "\n"),
                 (folder / "silo.json", json.dumps(made.card(), indent=1) + "\n"),
+                *([(folder / shuffling.pseudonym, pseudonym.private_bytes_raw().hex() + "\n")] if shuffling else []),
             ):
                 _write_new(path, content)
                 undo.callback(path.unlink)
@@ -171,16 +185,18 @@ def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, ru
     exact, today = ("FullBatch", "DisjointBatches"), datetime.now(UTC).date()
     return {
         "silo": name, "epsilon": epsilon, "delta": delta, "definition": definition, "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact if rule == "gdp" else (*exact, "Poisson", "WithoutReplacement"), "clip": (1e-6, 100.0),
+        "samplings": exact if rule in ("gdp", "totals") else (*exact, "Poisson", "WithoutReplacement"), "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5, "minimum_batch": max(1, n // 20), "maximum_local_steps": 20, "queries_per_run": 1000,
         "queries_per_hour": 1000, "expires": date(today.year + 1, today.month, 28),
     }  # fmt: skip
 
 
-def policy_text(policy: dict[str, Any], place: dict[str, Any]) -> str:
-    """The file that `Policy.load` and `Place.load` read, each field with its comment."""
+def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None) -> str:
+    """The file that `Policy`, `Place` and `Shuffling` are loaded from, each field with its comment."""
     head = "What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it."
     lines = [f"# {head}", *_fields(policy), "", "[daemon]", *_fields(place)]
+    if shuffling:
+        lines += ["", "[shuffle]", *_fields(shuffling)]
     return "\n".join(lines) + "\n"
 
 
@@ -242,7 +258,10 @@ def init(
     model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
-    rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi or renyi:ORDER.")] = "gdp",
+    rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
+    shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
+    contributions: Annotated[int, typer.Option(help="With a shuffler: records of all members together.")] = 0,
+    colluding: Annotated[int, typer.Option(help="With a shuffler: records of members whose noise may be missing.")] = 0,
     asker: Annotated[list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")] = None,
     anchor: Annotated[
         Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
@@ -257,7 +276,7 @@ def init(
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, rule=rule, askers=asker or (), anchor=anchor,
+        prox=prox, rule=rule, askers=asker or (), anchor=anchor, shuffler=shuffler, contributions=contributions, colluding=colluding,
     )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(made)))
@@ -269,6 +288,8 @@ def init(
         f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it."
     )
     out.print(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
+    if made.pseudonym:
+        out.print(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
     out.print(f"Then start the gate: silodp silo serve {made.policy}")
 
 

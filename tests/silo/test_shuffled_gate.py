@@ -1,0 +1,234 @@
+"""The gate in a shuffle: what leaves is a box for the shuffler alone, priced by all the noise and recorded with the silo's own."""
+
+import json
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import nn
+
+from silodp.core import shuffle
+from silodp.core.accounting import GDP
+from silodp.core.box import box_length, open_box
+from silodp.core.codec import Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
+from silodp.core.errors import BadInput
+from silodp.core.losses import cross_entropy
+from silodp.core.problem import Problem
+from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Poisson, Query, Shuffled
+from silodp.core.totals import Totals, local_epsilon
+from silodp.silo import exact
+from silodp.silo.door import Door, definition_hash
+from silodp.silo.durable import DurableLedger, Identity
+from silodp.silo.policy import SAMPLINGS, STATISTICS, Policy, Shuffling
+from silodp.silo.records import Records
+
+SERVER, SILO, PSEUDONYM = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 4))
+SHUFFLER = X25519PrivateKey.from_private_bytes(bytes([5]) * 32)
+N, FEATURES = 40, 3
+PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
+D = PROBLEM.dim
+W = torch.linspace(-1, 1, D)[None]
+POLICY = Policy(
+    silo="hospital-a", epsilon=2.0, delta=1e-5, definition=definition_hash(PROBLEM), statistics=STATISTICS, samplings=SAMPLINGS,
+    clip=(1e-6, 10.0), minimum_noise_multiplier=1.0, minimum_batch=4, maximum_local_steps=3, queries_per_run=1000, queries_per_hour=100_000,
+    expires=date(9998, 1, 1), askers=(SERVER.public_key().public_bytes_raw().hex(),),
+)  # fmt: skip
+SHUFFLING = Shuffling(SHUFFLER.public_key().public_bytes_raw().hex(), "pseudonym.key", 400, 40)
+COINS = {"levels": 30, "noise_bits": 500, "contributions": 200}
+
+
+def silo(folder, *, shuffling=SHUFFLING, rule=None, data=None) -> tuple[Door, DurableLedger]:
+    rng = np.random.default_rng(5)
+    x, y = data or (rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N))
+    folder.mkdir(exist_ok=True)
+    about = {"rule": rule or Totals.for_budget(POLICY.budget), "budget": POLICY.budget, "records": len(y), "identity": Identity.of(x, y)}
+    ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
+    sealing = (shuffling, PSEUDONYM) if shuffling else None
+    door = Door(POLICY, PROBLEM, Records.of([(x, y)]), ledger, signing_key=SILO, shuffling=sealing, registry=folder / "registry")
+    return door, ledger
+
+
+def asked(query_id: str, statistic=None, *, clip=1.0, round="0", **changes) -> tuple[Envelope, bytes]:
+    mechanism = Shuffled("anchor", clip, **COINS | changes)
+    envelope = Envelope("run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
+    return envelope, encode_query(envelope, SERVER)
+
+
+def reply(door: Door, frame: bytes) -> Sealed | Refusal:
+    got = decode_reply(door.handle(frame), limit=10**6)
+    assert isinstance(got, Sealed | Refusal)
+    return got
+
+
+def code(door: Door, frame: bytes) -> str:
+    got = reply(door, frame)
+    return got.code if isinstance(got, Refusal) else "answered"
+
+
+def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition(tmp_path):
+    door, ledger = silo(tmp_path)
+    envelope, frame = asked("q1")
+    got = reply(door, frame)
+    assert isinstance(got, Sealed)
+    assert (got.silo, got.query_id, got.digest) == ("hospital-a", "q1", decode_query(frame, limit=10**6)[2])
+    assert len(got.box) == box_length(D)
+    contribution, key = open_box(got.box, envelope.shuffle_round, SHUFFLER)
+    assert key == PSEUDONYM.public_key().public_bytes_raw().hex()
+    assert (contribution.demanded, contribution.records, contribution.bits) == (200 + 40, N, 530)
+    assert contribution.counts.shape == (D,)
+    entry = next(iter(ledger.entries()))
+    assert json.loads(entry.event)["own"] == N
+    assert entry.amount == pytest.approx(float(Totals.for_budget(POLICY.budget).price(got.event, np.asarray(N))[1]))
+    assert ledger.local() == pytest.approx(local_epsilon([(got.event, N)], 1e-5))
+    assert ledger.local() > 1.5 * ledger.spent()
+    ledger.verify()
+
+
+def test_no_count_is_in_the_reply_or_in_the_ledger(tmp_path):
+    door, _ = silo(tmp_path)
+    envelope, frame = asked("q1")
+    raw = door.handle(frame)
+    got = decode_reply(raw, limit=10**6)
+    counts = open_box(got.box, envelope.shuffle_round, SHUFFLER)[0].counts
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for entry in (raw, kept):
+        assert not any(np.asarray(part).tobytes() in entry for part in (counts[:2], counts[:2].astype(np.float64), counts[:3].astype("i4")))
+
+
+def test_silos_asked_the_same_have_one_round_and_any_other_question_has_another():
+    one, other = asked("q1")[0], asked("q2")[0]
+    assert one.shuffle_round == other.shuffle_round
+    different = [
+        asked("q1", round="1")[0], asked("q1", clip=2.0)[0], asked("q1", Grad(W + 1e-6))[0], asked("q1", noise_bits=499)[0],
+        asked("q1", contributions=199)[0], asked("q1", levels=29)[0], replace(one, run="run-2"), replace(one, model="0" * 64),
+    ]  # fmt: skip
+    assert len({one.shuffle_round, *(e.shuffle_round for e in different)}) == 9
+
+
+def test_a_repeated_question_gets_the_same_box_and_no_second_charge(tmp_path):
+    door, ledger = silo(tmp_path)
+    _, frame = asked("q1")
+    assert door.handle(frame) == door.handle(frame)
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"contributions": 361}, "contributions"),  # 400 in all, of which 40 may add nothing
+        ({"contributions": 360}, "answered"),
+        ({"contributions": 0}, "noise"),
+        ({"noise_bits": 0}, "noise"),
+        ({"noise_bits": 2**42}, "noise"),
+        ({"levels": 0}, "noise"),
+        ({"levels": 2**17, "noise_bits": 2**33}, "noise"),
+        ({"p": 0.3}, "noise"),
+        ({"noise_bits": 3}, "noise"),  # below the policy's least multiplier
+        ({"levels": 60, "noise_bits": 80}, "budget"),
+        ({"statistic": LocalSteps(W, 1, 0.1)}, "statistic"),
+        ({"sampling": Poisson(0.5)}, "sampling"),
+        ({"clip": 11.0}, "clip"),
+        ({"clip": 0.0}, "answered"),
+        ({"sampling": DisjointBatches(4, 1)}, "answered"),
+        ({"statistic": GradDiff(W, W * 0.5)}, "answered"),
+        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 2.0}, "answered"),
+        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 1.0}, "clip"),
+    ],
+)
+def test_what_is_answered_and_what_is_refused(tmp_path, changes, expected):
+    door, ledger = silo(tmp_path)
+    statistic = changes.pop("statistic", None)
+    assert code(door, asked("q1", statistic, **changes)[1]) == expected
+    assert (ledger.head()[0] > 0) == (expected == "answered")
+
+
+def test_a_silo_without_a_shuffler_or_with_another_rule_answers_nothing(tmp_path):
+    assert code(silo(tmp_path / "a", shuffling=None)[0], asked("q1")[1]) == "shuffle"
+    door, ledger = silo(tmp_path / "b", rule=GDP())
+    assert code(door, asked("q1")[1]) == "rule"
+    assert ledger.head()[0] == 0
+
+
+def test_a_gaussian_question_is_priced_in_the_same_budget(tmp_path):
+    door, ledger = silo(tmp_path)
+    frame = encode_query(Envelope("run-1", "g", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 40.0))), SERVER)
+    assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal | Sealed)
+    before = ledger.used()
+    assert code(door, asked("q1")[1]) == "answered"
+    assert ledger.used() > before > 0
+
+
+def test_totals_stop_at_the_budget(tmp_path):
+    door, ledger = silo(tmp_path)
+    codes = [code(door, asked(f"q{i}", round=f"{i}")[1]) for i in range(200)]
+    assert codes.count("answered") == codes.index("budget") > 3
+    assert ledger.spent() <= POLICY.epsilon
+    ledger.verify()
+
+
+def test_without_noise_and_rounding_the_counts_are_the_clipped_sum(tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
+    x[3] = np.nan  # counts as zero
+    residual = torch.softmax(
+        torch.from_numpy(x).double() @ W[0, :6].reshape(2, 3).T.double() + W[0, 6:].double(), 1
+    ) - nn.functional.one_hot(torch.from_numpy(y), 2)
+    each = torch.cat([(residual[:, :, None] * torch.from_numpy(x).double()[:, None]).flatten(1), residual], 1).nan_to_num(0.0)
+    each[3] = 0
+    clipped = each / each.norm(dim=1, keepdim=True).clamp(min=0.7) * 0.7
+    levels = 2**16
+    answerer = exact.Exact(PROBLEM, Records.of([(x, y)]), partition=lambda name, batches: np.arange(N))
+    monkeypatch.setattr(shuffle, "binomial", lambda random_bytes, trials, p, size: np.full(size, trials // 2))
+    value = answerer.answer(Query(Grad(W), Shuffled("a", 0.7, levels, 10, 200)), [0])[0, 0].double()
+    mean = (value - N * 5) * (2 * 0.7 / levels) - N * 0.7
+    assert torch.allclose(mean, clipped.sum(0), atol=N * 2 * 0.7 / levels)
+
+
+def test_a_record_on_which_the_model_raises_takes_no_other_with_it(tmp_path):
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(FEATURES, 2)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    answerer = exact.Exact(Problem(Picky(), cross_entropy), Records.of([(np.full((5, FEATURES), 1e30), np.zeros(5, int))]), partition=None)
+    counts = answerer.answer(Query(Grad(W), Shuffled("a", 1.0, 10, 100, 200)), [0])
+    assert counts.dtype == torch.int64
+    assert bool(((counts >= 0) & (counts <= 5 * 110)).all())
+
+
+def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
+    path = tmp_path / "policy.toml"
+    good = f'[shuffle]\nshuffler = "{"a" * 64}"\npseudonym = "p.key"\ncontributions = 100\ncolluding = 0\n'
+    path.write_text(good)
+    found = Shuffling.load(path)
+    assert found is not None
+    assert found.pseudonym == str(tmp_path / "p.key")
+    path.write_text("silo = 'x'\n")
+    assert Shuffling.load(path) is None
+    for old, new, word in (
+        ("a" * 64, "a" * 63, "shuffler"), ("= 100", "= 0", "contributions"), ("colluding = 0", "colluding = -1", "colluding"),
+        ("colluding = 0", "", "colluding"), ("colluding = 0", "colluding = 0\nextra = 1", "extra"),
+    ):  # fmt: skip
+        path.write_text(good.replace(old, new))
+        with pytest.raises(BadInput, match=word):
+            Shuffling.load(path)
+
+
+def test_a_ledger_whose_own_contributions_were_altered_is_refused(tmp_path):
+    from silodp.silo.chain import Altered, Tally, canonical
+
+    door, ledger = silo(tmp_path)
+    door.handle(asked("q1")[1])
+    entry = next(iter(ledger.entries()))
+    more = canonical(json.loads(entry.event) | {"own": 4000})
+    forged = replace(entry, event=more)
+    forged = replace(forged, hash=forged.seal())
+    with pytest.raises(Altered, match="own"):
+        Tally(ledger.settings).apply(forged)

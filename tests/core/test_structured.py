@@ -444,3 +444,14 @@ def test_a_token_out_of_range_in_a_record_of_weight_0_changes_nothing():
         clean = clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0)
         x[0, 2] = -7
         torch.testing.assert_close(clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0), clean)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, (3, 2), stride=(2, 3)), nn.Conv2d(2, 4, 2, dilation=3, groups=2)])
+def test_the_convolution_for_a_gpu_and_its_transpose_are_those_of_torch(layer):
+    """The very call is there on a CPU too; tests of the kernels need a GPU."""
+    a = torch.randn(3, 2, 8, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    z = structured._cudnn(layer, a, layer.weight, layer.bias)
+    assert torch.allclose(z, layer(a), atol=1e-6)
+    e = torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
+    spare = [a.shape[2 + i] - structured._reach(layer, i, e.shape[2 + i]) for i in (0, 1)]
+    assert torch.allclose(structured._cudnn(layer, e, layer.weight, None, spare), torch.autograd.grad(layer(a), a, e)[0], atol=1e-6)

@@ -4,8 +4,8 @@ A layer's gradient is bilinear in a factor u of its input (the input itself, its
 by its output. One pass over the batch gives both for every layer. Only modules whose type is known exactly take part, as only of those it
 is known that they treat each record alone; `clipping` sends every other model through its fallback.
 
-Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED. No convolution of cuDNN
-is called, which would round to TF32.
+Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED. Convolutions of cuDNN
+are told each time not to round to TF32, whatever the process allows.
 """
 
 from __future__ import annotations
@@ -161,11 +161,16 @@ def _conv_known(layer: nn.Conv2d, axes: int) -> bool:
     return axes == 4 and layer.padding_mode == "zeros"
 
 
-def _conv_patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
+def _conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """The patches on a CPU; elsewhere the padded input, from which a kernel reads them where they lie."""
+    a = _padded(layer, a.detach()).contiguous()
+    return _patches(layer, a) if a.device.type == "cpu" else a
+
+
+def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
     """(B, groups, channels x kernel, places); where rows follow each other, strips (B, channels x kernel width, rows x width of the output),
     in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
     """
-    a = _padded(layer, a.detach()).contiguous()
     record, channel, row, column = a.stride()
     (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
     if _in_strips(layer):
@@ -195,33 +200,54 @@ def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
 
 
 class _Conv(torch.autograd.Function):
-    """A convolution as a product with patches that are there already, whose backward gives the gradient by the (padded) input alone."""
+    """A convolution whose backward gives the gradient by the (padded) input alone."""
 
     @staticmethod
     def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor, u: Tensor) -> Tensor:
         ctx.layer, ctx.weight, ctx.shape = layer, weight, a.shape
-        places = _places(layer, a)
-        if _in_strips(layer):
-            rows = weight.permute(2, 0, 1, 3).reshape(layer.kernel_size[0], 1, layer.out_channels, -1).expand(-1, len(a), -1, -1)
-            first, *rest = zip(rows, _slices(layer, u, places), strict=True)
-            z = torch.bmm(*first)
-            for row, patches in rest:
-                z.baddbmm_(row, patches)
-        else:
-            z = torch.matmul(weight.view(layer.groups, layer.out_channels // layer.groups, -1), u)
-        z = z.view(len(a), layer.out_channels, *places)
-        return z if bias is None else z.add_(bias[:, None, None])
+        if a.is_cuda:
+            return _cudnn(layer, a, weight, bias)
+        if a.device.type != "cpu":
+            return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
+        return _from_patches(layer, weight, bias, u, _places(layer, a))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         layer, weight, (e,) = ctx.layer, ctx.weight, gradients
-        if e.device.type == "cpu":
-            found = conv2d_input(ctx.shape, weight, e, layer.stride, 0, layer.dilation, layer.groups)
+        if e.is_cuda:
+            reach = [_reach(layer, i, e.shape[2 + i]) for i in (0, 1)]
+            found = _cudnn(layer, e.contiguous(), weight, None, spare=[ctx.shape[2 + i] - reach[i] for i in (0, 1)])
         else:
-            columns = weight.view(layer.groups, layer.out_channels // layer.groups, -1).transpose(1, 2)
-            patches = torch.matmul(columns, e.reshape(len(e), layer.groups, -1, e.shape[2] * e.shape[3])).flatten(1, 2)
-            found = functional.fold(patches, ctx.shape[2:], layer.kernel_size, layer.dilation, 0, layer.stride)
+            found = conv2d_input(ctx.shape, weight, e, layer.stride, 0, layer.dilation, layer.groups)
         return None, None, None, found, None
+
+
+def _from_patches(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, u: Tensor, places: list[int]) -> Tensor:
+    """The convolution as a product with patches that are there already."""
+    if _in_strips(layer):
+        rows = weight.permute(2, 0, 1, 3).reshape(layer.kernel_size[0], 1, layer.out_channels, -1).expand(-1, len(u), -1, -1)
+        first, *rest = zip(rows, _slices(layer, u, places), strict=True)
+        z = torch.bmm(*first)
+        for row, patches in rest:
+            z.baddbmm_(row, patches)
+    else:
+        z = torch.matmul(weight.view(layer.groups, layer.out_channels // layer.groups, -1), u)
+    z = z.view(len(u), layer.out_channels, *places)
+    return z if bias is None else z.add_(bias[:, None, None])
+
+
+def _cudnn(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None) -> Tensor:
+    """The convolution without padding; or with `spare`, the rows and columns at the end that no place reaches, its transpose."""
+    benchmark, deterministic, enabled, allow_tf32 = False, True, True, False
+    flags = benchmark, deterministic, enabled, allow_tf32
+    return torch.ops.aten._convolution(
+        a, weight, bias, layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups, *flags
+    )
+
+
+def _reach(layer: nn.Conv2d, axis: int, places: int) -> int:
+    """How much of the padded input so many places cover."""
+    return (places - 1) * layer.stride[axis] + layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
 
 
 def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
@@ -229,6 +255,11 @@ def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tens
 
 
 def _conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
+    if u.is_cuda and u.dtype == torch.float32:
+        from silodp.core.kernels import conv_gradients  # Triton is there where there is a GPU
+
+        return conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
+    u = u if u.device.type == "cpu" else _patches(layer, u)
     if _in_strips(layer):
         rows = [torch.bmm(e.flatten(2), patches.transpose(1, 2)) for patches in _slices(layer, u, [*e.shape[2:]])]
         return torch.stack([row.unflatten(2, (layer.in_channels, -1)) for row in rows], 3)
@@ -298,7 +329,7 @@ def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> 
 
 STRUCTURED: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part),
-    nn.Conv2d: Rule(_conv_known, _conv_patches, _conv_forward, _whole(_conv_gradients, _sum_places)),
+    nn.Conv2d: Rule(_conv_known, _conv_factor, _conv_forward, _whole(_conv_gradients, _sum_places)),
     nn.LayerNorm: Rule(
         lambda layer, axes: axes > len(layer.normalized_shape),
         lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
@@ -404,14 +435,13 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
     except (_Unknown, ValueError, RuntimeError, IndexError):  # the fallback says what is wrong, if anything is
         return None
     run = passes[1]
-    held, folded = run.made, 0  # of two records: each output once and its gradient once
+    held = run.made  # of two records: each output once and its gradient once
     for (module, _, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += u.numel() // 2
-            folded = max(folded, module.weight[0].numel() * module.groups * z[0, 0].numel())
+            held += (_patches(module, u) if x.device.type == "cpu" or x.dtype == torch.float64 else u).numel() // 2
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
             held += sum(problem.shapes[full].numel() for full in names.values() if full in problem.shapes)
-    return held if x.device.type == "cpu" else held + folded
+    return held
 
 
 # --- one pass ----------------------------------------------------------------------------------------------------------------------

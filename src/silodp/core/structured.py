@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
 from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
@@ -42,10 +41,11 @@ class Part(Protocol):
 
 
 class Whole:
-    """Each record's gradient by each parameter, (B, *shape), as it is."""
+    """Each record's gradient by each parameter, (B, *shape), as it is; its axes may lie in memory in any order."""
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
-        self.gradients = {name: g.flatten(1) for name, g in gradients.items()}
+        self.axes = {name: sorted(range(1, g.dim()), key=lambda axis, g=g: -g.stride(axis)) for name, g in gradients.items()}
+        self.gradients = {name: g.permute(0, *self.axes[name]).flatten(1) for name, g in gradients.items()}
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         return torch.stack([_square(g) for g in self.gradients.values()]).sum(0), None, []
@@ -54,7 +54,8 @@ class Whole:
         for name, g in self.gradients.items():
             rows = g if sound is None else g.masked_fill(~sound.view(-1, 1), 0)
             total = torch.bmm(scale[:, None], rows.unflatten(0, scale.shape))
-            out[name].add_(total.view_as(out[name]))
+            into = out[name].permute(0, *self.axes[name])
+            into.add_(total.view(into.shape))
 
 
 class Outer:
@@ -162,32 +163,33 @@ def _conv_known(layer: nn.Conv2d, axes: int) -> bool:
 
 
 def _conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """The patches on a CPU; elsewhere the padded input, from which a kernel reads them where they lie."""
-    a = _padded(layer, a.detach()).contiguous()
-    return _patches(layer, a) if a.device.type == "cpu" else a
+    """The patches; on a GPU the padded input, from which a kernel reads them where they lie."""
+    a = _padded(layer, a.detach())
+    return a.contiguous() if _by_kernel(a) else _patches(layer, a)
+
+
+def _by_kernel(a: Tensor) -> bool:
+    return a.is_cuda and a.dtype == torch.float32
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, channels x kernel width, rows x width of the output),
+    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, rows x width of the output, kernel width x channels),
     in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
     """
-    record, channel, row, column = a.stride()
     (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
     if _in_strips(layer):
-        strips = a.as_strided((*a.shape[:2], kw, a.shape[2], width), (record, channel, dw * column, row, sw * column))
-        return strips.reshape(len(a), -1, a.shape[2] * width)
+        a = a.permute(0, 2, 3, 1).contiguous()
+        record, row, column, channel = a.stride()
+        strips = a.as_strided((len(a), a.shape[1], width, kw, a.shape[3]), (record, row, sw * column, dw * column, channel))
+        return strips.reshape(len(a), a.shape[1] * width, -1)
+    a = a.contiguous()
+    record, channel, row, column = a.stride()
     patches = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
     return patches.reshape(len(a), layer.groups, -1, height * width)
 
 
 def _in_strips(layer: nn.Conv2d) -> bool:
     return layer.stride[0] == 1 and layer.groups == 1
-
-
-def _slices(layer: nn.Conv2d, u: Tensor, places: list[int]) -> list[Tensor]:
-    """The patches of each kernel row, (B, channels x kernel width, places), as views of strips."""
-    step, length = layer.dilation[0] * places[1], places[0] * places[1]
-    return [u[..., k * step : k * step + length] for k in range(layer.kernel_size[0])]
 
 
 def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -203,67 +205,43 @@ class _Conv(torch.autograd.Function):
     """A convolution whose backward gives the gradient by the (padded) input alone."""
 
     @staticmethod
-    def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor, u: Tensor) -> Tensor:
-        ctx.layer, ctx.weight, ctx.shape = layer, weight, a.shape
-        if a.is_cuda:
-            return _cudnn(layer, a, weight, bias)
-        if a.device.type != "cpu":
-            return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
-        return _from_patches(layer, weight, bias, u, _places(layer, a))
+    def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
+        ctx.layer, ctx.weight, ctx.size = layer, weight, a.shape[2:]
+        return _convolution(layer, a, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        layer, weight, (e,) = ctx.layer, ctx.weight, gradients
-        if e.is_cuda:
-            reach = [_reach(layer, i, e.shape[2 + i]) for i in (0, 1)]
-            found = _cudnn(layer, e.contiguous(), weight, None, spare=[ctx.shape[2 + i] - reach[i] for i in (0, 1)])
-        else:
-            found = conv2d_input(ctx.shape, weight, e, layer.stride, 0, layer.dilation, layer.groups)
-        return None, None, None, found, None
+        return None, None, None, _transposed(ctx.layer, gradients[0], ctx.weight, ctx.size)
 
 
-def _from_patches(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, u: Tensor, places: list[int]) -> Tensor:
-    """The convolution as a product with patches that are there already."""
-    if _in_strips(layer):
-        rows = weight.permute(2, 0, 1, 3).reshape(layer.kernel_size[0], 1, layer.out_channels, -1).expand(-1, len(u), -1, -1)
-        first, *rest = zip(rows, _slices(layer, u, places), strict=True)
-        z = torch.bmm(*first)
-        for row, patches in rest:
-            z.baddbmm_(row, patches)
-    else:
-        z = torch.matmul(weight.view(layer.groups, layer.out_channels // layer.groups, -1), u)
-    z = z.view(len(u), layer.out_channels, *places)
-    return z if bias is None else z.add_(bias[:, None, None])
+def _convolution(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None) -> Tensor:
+    """The convolution without padding; or with `spare`, the rows and columns at the end that no patch reaches, its transpose."""
+    benchmark, deterministic, cudnn, allow_tf32 = False, True, True, False
+    settings = layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups
+    return torch.ops.aten._convolution(a, weight, bias, *settings, benchmark, deterministic, cudnn, allow_tf32)
 
 
-def _cudnn(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None) -> Tensor:
-    """The convolution without padding; or with `spare`, the rows and columns at the end that no place reaches, its transpose."""
-    benchmark, deterministic, enabled, allow_tf32 = False, True, True, False
-    flags = benchmark, deterministic, enabled, allow_tf32
-    return torch.ops.aten._convolution(
-        a, weight, bias, layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups, *flags
-    )
-
-
-def _reach(layer: nn.Conv2d, axis: int, places: int) -> int:
-    """How much of the padded input so many places cover."""
-    return (places - 1) * layer.stride[axis] + layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
+def _transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
+    """The gradient by a padded input of that size."""
+    reach = [(e.shape[2 + i] - 1) * layer.stride[i] + layer.dilation[i] * (layer.kernel_size[i] - 1) + 1 for i in (0, 1)]
+    return _convolution(layer, e.contiguous(), weight, None, [size[i] - reach[i] for i in (0, 1)])
 
 
 def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a), u)  # type: ignore[return-value]
+    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a))  # type: ignore[return-value]
 
 
 def _conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
-    if u.is_cuda and u.dtype == torch.float32:
+    if _by_kernel(u):
         from silodp.core.kernels import conv_gradients  # Triton is there where there is a GPU
 
         return conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
-    u = u if u.device.type == "cpu" else _patches(layer, u)
     if _in_strips(layer):
-        rows = [torch.bmm(e.flatten(2), patches.transpose(1, 2)) for patches in _slices(layer, u, [*e.shape[2:]])]
-        return torch.stack([row.unflatten(2, (layer.in_channels, -1)) for row in rows], 3)
-    return torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
+        step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
+        rows = [torch.bmm(e.flatten(2), u[:, k * step : k * step + length]) for k in range(layer.kernel_size[0])]
+        return torch.stack(rows, 1).unflatten(3, (-1, layer.in_channels)).permute(0, 2, 4, 1, 3)
+    columns = torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
+    return columns.view(len(e), *layer.weight.shape)
 
 
 class _MaxPool(torch.autograd.Function):
@@ -396,7 +374,7 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if type(module) in (nn.Sequential, Residual):
         children = [_node(child, f"{prefix}{name}.", used) for name, child in module._modules.items() if child is not None]
-        known = tuple(child for child in children if child is not None)
+        known = _pooled_first([child for child in children if child is not None])
         return Node(module, children=known) if len(known) == len(children) and not own else None
     if rule := STRUCTURED.get(type(module)):
         used += [prefix + name for name in own]
@@ -409,6 +387,19 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     return Node(module) if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False) else None
+
+
+def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
+    """The chain with each ReLU behind a MaxPool2d that follows it, where it has fewer numbers to go through.
+
+    Outputs and gradients are the same to the last bit, as ReLU keeps order: where the maximum is positive the pool chooses the same place,
+    and where it is not the gradient is 0. (A window of padding alone would give -inf, so there must be none.)
+    """
+    for i in range(len(nodes) - 1):
+        pool = nodes[i + 1].module
+        if type(nodes[i].module) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.ceil_mode and not any(_pair(pool.padding)):
+            nodes[i : i + 2] = nodes[i + 1], nodes[i]
+    return tuple(nodes)
 
 
 _WIDTHS: WeakKeyDictionary[Problem, dict[Any, int | None]] = WeakKeyDictionary()
@@ -438,7 +429,7 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
     held = run.made  # of two records: each output once and its gradient once
     for (module, _, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += (_patches(module, u) if x.device.type == "cpu" or x.dtype == torch.float64 else u).numel() // 2
+            held += u.numel() // 2 // (module.kernel_size[1] if _by_kernel(x) else 1)
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
             held += sum(problem.shapes[full].numel() for full in names.values() if full in problem.shapes)
     return held

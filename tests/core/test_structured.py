@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from silodp.core import clipping, structured
+from silodp.core import clipping, convolution, structured
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
 from silodp.core.clipping import clipped_sum, record_bytes
 from silodp.core.errors import BadInput
@@ -449,9 +449,9 @@ def test_a_token_out_of_range_in_a_record_of_weight_0_changes_nothing():
 @pytest.mark.parametrize("layer", [nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, (3, 2), stride=(2, 3)), nn.Conv2d(2, 4, 2, dilation=3, groups=2)])
 def test_the_convolution_and_its_transpose_are_those_of_torch(layer):
     a = torch.randn(3, 2, 8, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    assert torch.allclose(structured._convolution(layer, a, layer.weight, layer.bias), layer(a), atol=1e-6)
+    assert torch.allclose(convolution.convolution(layer, a, layer.weight, layer.bias), layer(a), atol=1e-6)
     e = torch.randn(layer(a).shape, generator=torch.Generator().manual_seed(1))
-    found = structured._transposed(layer, e, layer.weight, a.shape[2:])
+    found = convolution.transposed(layer, e, layer.weight, a.shape[2:])
     assert torch.allclose(found, torch.autograd.grad(layer(a), a, e)[0], atol=1e-6)
 
 

@@ -4,8 +4,7 @@ A layer's gradient is bilinear in a factor u of its input (the input itself, its
 by its output. One pass over the batch gives both for every layer. Only modules whose type is known exactly take part, as only of those it
 is known that they treat each record alone; `clipping` sends every other model through its fallback.
 
-Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED. Convolutions of cuDNN
-are told each time not to round to TF32, whatever the process allows.
+Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
+from silodp.core.convolution import MaxPool, by_kernel, conv_factor, conv_forward, conv_gradients, conv_known, pair
 from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
 from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
@@ -158,115 +158,6 @@ def _linear_gradients(layer: nn.Linear, u: Tensor, e: Tensor) -> Tensor:
     return torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2))
 
 
-def _conv_known(layer: nn.Conv2d, axes: int) -> bool:
-    return axes == 4 and layer.padding_mode == "zeros"
-
-
-def _conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """The patches; on a GPU the padded input, from which a kernel reads them where they lie."""
-    a = _padded(layer, a.detach())
-    return a.contiguous() if _by_kernel(a) else _patches(layer, a)
-
-
-def _by_kernel(a: Tensor) -> bool:
-    return a.is_cuda and a.dtype == torch.float32
-
-
-def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, rows x width of the output, kernel width x channels),
-    in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
-    """
-    (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
-    if _in_strips(layer):
-        a = a.permute(0, 2, 3, 1).contiguous()
-        record, row, column, channel = a.stride()
-        strips = a.as_strided((len(a), a.shape[1], width, kw, a.shape[3]), (record, row, sw * column, dw * column, channel))
-        return strips.reshape(len(a), a.shape[1] * width, -1)
-    a = a.contiguous()
-    record, channel, row, column = a.stride()
-    patches = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
-    return patches.reshape(len(a), layer.groups, -1, height * width)
-
-
-def _in_strips(layer: nn.Conv2d) -> bool:
-    return layer.stride[0] == 1 and layer.groups == 1
-
-
-def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    return functional.pad(a, layer._reversed_padding_repeated_twice) if any(layer._reversed_padding_repeated_twice) else a
-
-
-def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
-    """Height and width of the output for a padded input."""
-    return [(a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1 for i in (0, 1)]
-
-
-class _Conv(torch.autograd.Function):
-    """A convolution whose backward gives the gradient by the (padded) input alone."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-        ctx.layer, ctx.weight, ctx.size = layer, weight, a.shape[2:]
-        return _convolution(layer, a, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, _transposed(ctx.layer, gradients[0], ctx.weight, ctx.size)
-
-
-def _convolution(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None) -> Tensor:
-    """The convolution without padding; or with `spare`, the rows and columns at the end that no patch reaches, its transpose."""
-    benchmark, deterministic, cudnn, allow_tf32 = False, True, True, False
-    settings = layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups
-    return torch.ops.aten._convolution(a, weight, bias, *settings, benchmark, deterministic, cudnn, allow_tf32)
-
-
-def _transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
-    """The gradient by a padded input of that size."""
-    reach = [(e.shape[2 + i] - 1) * layer.stride[i] + layer.dilation[i] * (layer.kernel_size[i] - 1) + 1 for i in (0, 1)]
-    return _convolution(layer, e.contiguous(), weight, None, [size[i] - reach[i] for i in (0, 1)])
-
-
-def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a))  # type: ignore[return-value]
-
-
-def _conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
-    if _by_kernel(u):
-        from silodp.core.kernels import conv_gradients  # Triton is there where there is a GPU
-
-        return conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
-    if _in_strips(layer):
-        step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
-        rows = [torch.bmm(e.flatten(2), u[:, k * step : k * step + length]) for k in range(layer.kernel_size[0])]
-        return torch.stack(rows, 1).unflatten(3, (-1, layer.in_channels)).permute(0, 2, 4, 1, 3)
-    columns = torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
-    return columns.view(len(e), *layer.weight.shape)
-
-
-class _MaxPool(torch.autograd.Function):
-    """Max-pooling on a CPU with the channels of all records side by side, over which torch's kernel for that layout vectorises."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-        side = a.flatten(0, 1)[None].contiguous(memory_format=torch.channels_last)
-        ctx.settings = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
-        found = torch.ops.aten.max_pool2d_with_indices(side, *(_pair(v) for v in ctx.settings[:4]), layer.ceil_mode)
-        z, places = (t.reshape(*a.shape[:2], *t.shape[2:]).contiguous() for t in found)
-        ctx.save_for_backward(a, places)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        a, places = ctx.saved_tensors
-        settings = (*(_pair(v) for v in ctx.settings[:4]), ctx.settings[4])
-        return None, torch.ops.aten.max_pool2d_with_indices_backward(gradients[0].contiguous(), a, *settings, places)
-
-
-def _pair(setting: int | tuple[int, int]) -> list[int]:
-    return [setting, setting] if isinstance(setting, int) else [*setting]
-
-
 def _group_norm_forward(layer: nn.GroupNorm, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
     return _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u)
 
@@ -307,7 +198,7 @@ def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> 
 
 STRUCTURED: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part),
-    nn.Conv2d: Rule(_conv_known, _conv_factor, _conv_forward, _whole(_conv_gradients, _sum_places)),
+    nn.Conv2d: Rule(conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places)),
     nn.LayerNorm: Rule(
         lambda layer, axes: axes > len(layer.normalized_shape),
         lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
@@ -397,7 +288,7 @@ def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
     """
     for i in range(len(nodes) - 1):
         pool = nodes[i + 1].module
-        if type(nodes[i].module) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.ceil_mode and not any(_pair(pool.padding)):
+        if type(nodes[i].module) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.ceil_mode and not any(pair(pool.padding)):
             nodes[i : i + 2] = nodes[i + 1], nodes[i]
     return tuple(nodes)
 
@@ -429,7 +320,7 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
     held = run.made  # of two records: each output once and its gradient once
     for (module, _, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += u.numel() // 2 // (module.kernel_size[1] if _by_kernel(x) else 1)
+            held += u.numel() // 2 // (module.kernel_size[1] if by_kernel(x) else 1)
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
             held += sum(problem.shapes[full].numel() for full in names.values() if full in problem.shapes)
     return held
@@ -471,7 +362,7 @@ class Pass:
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():
                 raise _Unknown
-            z = _MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
+            z = MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
             self.made += z.numel()
             return z
         if not rule.known(module, a.dim()):

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from silodp.core import clipping, structured
+from silodp.core import clipping, convolution, structured
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
 from silodp.core.clipping import clipped_sum, record_bytes
 from silodp.core.errors import BadInput
@@ -444,3 +444,31 @@ def test_a_token_out_of_range_in_a_record_of_weight_0_changes_nothing():
         clean = clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0)
         x[0, 2] = -7
         torch.testing.assert_close(clipped_sum(problem, problem.initial([0]), x, y, weight, 1.0), clean)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, (3, 2), stride=(2, 3)), nn.Conv2d(2, 4, 2, dilation=3, groups=2)])
+def test_the_convolution_and_its_transpose_are_those_of_torch(layer):
+    a = torch.randn(3, 2, 8, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.allclose(convolution.convolution(layer, a, layer.weight, layer.bias), layer(a), atol=1e-6)
+    e = torch.randn(layer(a).shape, generator=torch.Generator().manual_seed(1))
+    found = convolution.transposed(layer, e, layer.weight, a.shape[2:])
+    assert torch.allclose(found, torch.autograd.grad(layer(a), a, e)[0], atol=1e-6)
+
+
+def test_a_relu_waits_for_the_pool_behind_it_and_ties_go_where_torch_sends_them():
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    problem = Problem(model, cross_entropy)
+    x, y, weight = data("plain CNN")
+    x = (x > 0.5).float()  # with weights of -1, 0 and 1 most windows hold their maximum several times, and many none above 0
+    root, _ = structured.structure(problem, x)
+    assert [type(node.module) for node in root.children[1:3]] == [nn.MaxPool2d, nn.ReLU]
+    w = (4 * problem.initial(range(RUNS))).round()
+    z = functional.conv2d(x.flatten(0, 1), *list(problem.split(w[0]).values())[:2])
+    windows = z.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4)
+    assert ((windows == windows.amax(-1, keepdim=True)).sum(-1) > 1).float().mean() > 0.2
+    assert (windows.amax(-1) <= 0).any()
+    found = clipped_sum(problem, w, x, y, weight, torch.inf)
+    assert distance(found, loop(gradients(problem, w, x, y), weight, torch.tensor([[torch.inf]]))) < 1e-5
+    padded = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(64, 3))
+    root, _ = structured.structure(Problem(padded, cross_entropy), x)
+    assert [type(node.module) for node in root.children[1:3]] == [nn.ReLU, nn.MaxPool2d]

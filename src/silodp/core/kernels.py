@@ -63,3 +63,86 @@ def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2,
     tl.store(out + at, uu, mask=inside)
     tl.store(out + plane + at, vv, mask=inside)
     tl.store(out + 2 * plane + at, uv, mask=inside)
+
+
+def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
+    """Each record's gradient (B, *shape) by a convolution's weight, for a padded input (B, C, H, W) and the gradient by the output.
+
+    One program makes a tile of (outputs x kernel rows) by (channels x kernel columns), a product over the rows of the input and the columns
+    of the output, in float32 throughout: with few channels such a tile is fuller than that of outputs by patches.
+    """
+    outputs, channels, kernel_rows, kernel_columns = shape
+    groups, (rows, columns) = a.shape[1] // channels, e.shape[2:]
+    high, wide = outputs // groups * kernel_rows, channels * kernel_columns
+    tall, broad = _tile(high), _tile(wide)
+    tiles = triton.cdiv(high, tall), triton.cdiv(wide, broad)
+    depth = ((rows - 1) * stride[0] + (kernel_rows - 1) * dilation[0] + 1) * columns
+    out = torch.empty(len(a), *shape, device=a.device, dtype=a.dtype)
+    if len(a) == 0:
+        return out
+    _conv_gradients[(len(a) * groups * tiles[0] * tiles[1],)](
+        *(a, e, out, groups, *tiles, outputs // groups, channels, *a.shape[2:], rows, columns),
+        *(kernel_rows, kernel_columns, *stride, *dilation, tall, broad, depth, 32),
+        num_warps=max(1, tall * broad // 512),
+    )
+    return out
+
+
+def _tile(length: int) -> int:
+    """The length of a tile that leaves least over, and of such the longest."""
+    return min((16, 32, 64), key=lambda tile: (triton.cdiv(length, tile) * tile, -tile))
+
+
+@triton.jit
+def _conv_gradients(
+    a,
+    e,
+    out,
+    groups,
+    tiles_high,
+    tiles_wide,
+    outputs,
+    channels,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    TALL: tl.constexpr,
+    BROAD: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DEEP: tl.constexpr,
+):
+    cell = tl.program_id(0)
+    across = cell % tiles_wide
+    down = cell // tiles_wide % tiles_high
+    group = cell // (tiles_wide * tiles_high) % groups
+    record = (cell // (tiles_wide * tiles_high * groups)).to(tl.int64)
+    m = down * TALL + tl.arange(0, TALL)
+    n = across * BROAD + tl.arange(0, BROAD)
+    output = group * outputs + m // KH
+    k = m % KH
+    own = n // KW
+    column = n % KW
+    m_inside = m < outputs * KH
+    n_inside = n < channels * KW
+    slopes = e + record * (groups * outputs * ROWS * COLUMNS) + output * (ROWS * COLUMNS)
+    inputs = a + record * (groups * channels * HEIGHT * WIDTH) + (group * channels + own) * (HEIGHT * WIDTH) + column * DW
+    total = tl.zeros((TALL, BROAD), tl.float32)
+    for start in range(0, DEPTH, DEEP):
+        place = start + tl.arange(0, DEEP)
+        row = place // COLUMNS
+        j = place % COLUMNS
+        inside = place < DEPTH
+        shifted = row[None, :] - (k * DH)[:, None]
+        there = (shifted >= 0) & (shifted < ROWS * SH) & (shifted % SH == 0) & m_inside[:, None] & inside[None, :]
+        left = tl.load(slopes[:, None] + shifted // SH * COLUMNS + j[None, :], mask=there, other=0.0)
+        right = tl.load(inputs[None, :] + (row * WIDTH + j * SW)[:, None], mask=inside[:, None] & n_inside[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    at = out + record * (groups * outputs * channels * KH * KW) + (output * (channels * KH * KW) + k * KW)[:, None]
+    tl.store(at + (own * (KH * KW) + column)[None, :], total, mask=m_inside[:, None] & n_inside[None, :])

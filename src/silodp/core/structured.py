@@ -4,8 +4,7 @@ A layer's gradient is bilinear in a factor u of its input (the input itself, its
 by its output. One pass over the batch gives both for every layer. Only modules whose type is known exactly take part, as only of those it
 is known that they treat each record alone; `clipping` sends every other model through its fallback.
 
-Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED. No convolution of cuDNN
-is called, which would round to TF32.
+Axes are (B, ...): the records of S silos, one silo after the other. Adding a layer type is one entry in STRUCTURED.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
+from silodp.core.convolution import MaxPool, by_kernel, conv_factor, conv_forward, conv_gradients, conv_known, pair
 from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
 from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
@@ -42,10 +41,11 @@ class Part(Protocol):
 
 
 class Whole:
-    """Each record's gradient by each parameter, (B, *shape), as it is."""
+    """Each record's gradient by each parameter, (B, *shape), as it is; its axes may lie in memory in any order."""
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
-        self.gradients = {name: g.flatten(1) for name, g in gradients.items()}
+        self.axes = {name: sorted(range(1, g.dim()), key=lambda axis, g=g: -g.stride(axis)) for name, g in gradients.items()}
+        self.gradients = {name: g.permute(0, *self.axes[name]).flatten(1) for name, g in gradients.items()}
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         return torch.stack([_square(g) for g in self.gradients.values()]).sum(0), None, []
@@ -54,7 +54,8 @@ class Whole:
         for name, g in self.gradients.items():
             rows = g if sound is None else g.masked_fill(~sound.view(-1, 1), 0)
             total = torch.bmm(scale[:, None], rows.unflatten(0, scale.shape))
-            out[name].add_(total.view_as(out[name]))
+            into = out[name].permute(0, *self.axes[name])
+            into.add_(total.view(into.shape))
 
 
 class Outer:
@@ -157,107 +158,6 @@ def _linear_gradients(layer: nn.Linear, u: Tensor, e: Tensor) -> Tensor:
     return torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2))
 
 
-def _conv_known(layer: nn.Conv2d, axes: int) -> bool:
-    return axes == 4 and layer.padding_mode == "zeros"
-
-
-def _conv_patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, channels x kernel width, rows x width of the output),
-    in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
-    """
-    a = _padded(layer, a.detach()).contiguous()
-    record, channel, row, column = a.stride()
-    (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
-    if _in_strips(layer):
-        strips = a.as_strided((*a.shape[:2], kw, a.shape[2], width), (record, channel, dw * column, row, sw * column))
-        return strips.reshape(len(a), -1, a.shape[2] * width)
-    patches = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
-    return patches.reshape(len(a), layer.groups, -1, height * width)
-
-
-def _in_strips(layer: nn.Conv2d) -> bool:
-    return layer.stride[0] == 1 and layer.groups == 1
-
-
-def _slices(layer: nn.Conv2d, u: Tensor, places: list[int]) -> list[Tensor]:
-    """The patches of each kernel row, (B, channels x kernel width, places), as views of strips."""
-    step, length = layer.dilation[0] * places[1], places[0] * places[1]
-    return [u[..., k * step : k * step + length] for k in range(layer.kernel_size[0])]
-
-
-def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    return functional.pad(a, layer._reversed_padding_repeated_twice) if any(layer._reversed_padding_repeated_twice) else a
-
-
-def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
-    """Height and width of the output for a padded input."""
-    return [(a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1 for i in (0, 1)]
-
-
-class _Conv(torch.autograd.Function):
-    """A convolution as a product with patches that are there already, whose backward gives the gradient by the (padded) input alone."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor, u: Tensor) -> Tensor:
-        ctx.layer, ctx.weight, ctx.shape = layer, weight, a.shape
-        places = _places(layer, a)
-        if _in_strips(layer):
-            rows = weight.permute(2, 0, 1, 3).reshape(layer.kernel_size[0], 1, layer.out_channels, -1).expand(-1, len(a), -1, -1)
-            first, *rest = zip(rows, _slices(layer, u, places), strict=True)
-            z = torch.bmm(*first)
-            for row, patches in rest:
-                z.baddbmm_(row, patches)
-        else:
-            z = torch.matmul(weight.view(layer.groups, layer.out_channels // layer.groups, -1), u)
-        z = z.view(len(a), layer.out_channels, *places)
-        return z if bias is None else z.add_(bias[:, None, None])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        layer, weight, (e,) = ctx.layer, ctx.weight, gradients
-        if e.device.type == "cpu":
-            found = conv2d_input(ctx.shape, weight, e, layer.stride, 0, layer.dilation, layer.groups)
-        else:
-            columns = weight.view(layer.groups, layer.out_channels // layer.groups, -1).transpose(1, 2)
-            patches = torch.matmul(columns, e.reshape(len(e), layer.groups, -1, e.shape[2] * e.shape[3])).flatten(1, 2)
-            found = functional.fold(patches, ctx.shape[2:], layer.kernel_size, layer.dilation, 0, layer.stride)
-        return None, None, None, found, None
-
-
-def _conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a), u)  # type: ignore[return-value]
-
-
-def _conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
-    if _in_strips(layer):
-        rows = [torch.bmm(e.flatten(2), patches.transpose(1, 2)) for patches in _slices(layer, u, [*e.shape[2:]])]
-        return torch.stack([row.unflatten(2, (layer.in_channels, -1)) for row in rows], 3)
-    return torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
-
-
-class _MaxPool(torch.autograd.Function):
-    """Max-pooling on a CPU with the channels of all records side by side, over which torch's kernel for that layout vectorises."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-        side = a.flatten(0, 1)[None].contiguous(memory_format=torch.channels_last)
-        ctx.settings = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
-        found = torch.ops.aten.max_pool2d_with_indices(side, *(_pair(v) for v in ctx.settings[:4]), layer.ceil_mode)
-        z, places = (t.reshape(*a.shape[:2], *t.shape[2:]).contiguous() for t in found)
-        ctx.save_for_backward(a, places)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        a, places = ctx.saved_tensors
-        settings = (*(_pair(v) for v in ctx.settings[:4]), ctx.settings[4])
-        return None, torch.ops.aten.max_pool2d_with_indices_backward(gradients[0].contiguous(), a, *settings, places)
-
-
-def _pair(setting: int | tuple[int, int]) -> list[int]:
-    return [setting, setting] if isinstance(setting, int) else [*setting]
-
-
 def _group_norm_forward(layer: nn.GroupNorm, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
     return _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u)
 
@@ -298,7 +198,7 @@ def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> 
 
 STRUCTURED: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part),
-    nn.Conv2d: Rule(_conv_known, _conv_patches, _conv_forward, _whole(_conv_gradients, _sum_places)),
+    nn.Conv2d: Rule(conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places)),
     nn.LayerNorm: Rule(
         lambda layer, axes: axes > len(layer.normalized_shape),
         lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
@@ -365,7 +265,7 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if type(module) in (nn.Sequential, Residual):
         children = [_node(child, f"{prefix}{name}.", used) for name, child in module._modules.items() if child is not None]
-        known = tuple(child for child in children if child is not None)
+        known = _pooled_first([child for child in children if child is not None])
         return Node(module, children=known) if len(known) == len(children) and not own else None
     if rule := STRUCTURED.get(type(module)):
         used += [prefix + name for name in own]
@@ -378,6 +278,19 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     return Node(module) if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False) else None
+
+
+def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
+    """The chain with each ReLU behind a MaxPool2d that follows it, where it has fewer numbers to go through.
+
+    Outputs and gradients are the same to the last bit, as ReLU keeps order: where the maximum is positive the pool chooses the same place,
+    and where it is not the gradient is 0. (A window of padding alone would give -inf, so there must be none.)
+    """
+    for i in range(len(nodes) - 1):
+        pool = nodes[i + 1].module
+        if type(nodes[i].module) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.ceil_mode and not any(pair(pool.padding)):
+            nodes[i : i + 2] = nodes[i + 1], nodes[i]
+    return tuple(nodes)
 
 
 _WIDTHS: WeakKeyDictionary[Problem, dict[Any, int | None]] = WeakKeyDictionary()
@@ -404,14 +317,13 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
     except (_Unknown, ValueError, RuntimeError, IndexError):  # the fallback says what is wrong, if anything is
         return None
     run = passes[1]
-    held, folded = run.made, 0  # of two records: each output once and its gradient once
+    held = run.made  # of two records: each output once and its gradient once
     for (module, _, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += u.numel() // 2
-            folded = max(folded, module.weight[0].numel() * module.groups * z[0, 0].numel())
+            held += u.numel() // 2 // (module.kernel_size[1] if by_kernel(x) else 1)
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
             held += sum(problem.shapes[full].numel() for full in names.values() if full in problem.shapes)
-    return held if x.device.type == "cpu" else held + folded
+    return held
 
 
 # --- one pass ----------------------------------------------------------------------------------------------------------------------
@@ -450,7 +362,7 @@ class Pass:
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():
                 raise _Unknown
-            z = _MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
+            z = MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
             self.made += z.numel()
             return z
         if not rule.known(module, a.dim()):

@@ -183,7 +183,7 @@ def _even(low: float, high: float, count: int) -> tuple[float, ...]:
 
 WBCD = Study("wbcd", 25, Grid(_even(-9, 0, 15), (0.1, 1.0, 5.0, 10.0), tuple(range(1, 11)), (0.25, 1.0), (2, 4)))
 MNIST = Grid(_even(-9, 0, 5), (1.0, 5.0, 10.0, 100.0, 10000.0), (1, 2, 3, 4), slopes=(1.0,))
-CIFAR = Grid((), (1.0, 5.0), (1, 2), slopes=(1.0,), alternate=False)
+CIFAR = Grid((), (1.0,), (1, 2), slopes=(1.0,), alternate=False)
 
 FIGURES: dict[str, Study] = {
     "wbcd": WBCD,

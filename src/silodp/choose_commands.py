@@ -74,32 +74,35 @@ def advise(
 
 def _show_advice(answer: dict) -> None:
     table = Table(title="What to expect, on synthetic data")
-    for column in ("trust", "algorithm", "rounds", "phase", "clip", "step", "slope", "noise std", "accuracy", "run to run"):
-        table.add_column(column, justify="left" if column in ("trust", "algorithm") else "right")
-    for trust, entry in answer["trusts"].items():
-        if "refused" in entry:
-            table.add_row(trust, entry["refused"])
-            continue
-        settings = (f"{entry[k]:g}" if k in entry else "" for k in ("rounds", "phase", "clip", "step", "slope", "noise_std"))
-        table.add_row(trust, entry["algorithm"], *settings, f"{100 * entry['accuracy']:.1f} %", f"± {100 * entry['run_to_run']:.1f}")
+    entries = [e for e in answer["trusts"].values() if "refused" not in e]
+    settings = [k for k in ("rounds", "phase", "clip", "step", "slope", "noise_std") if any(k in e for e in entries)]
+    for column in ("trust", "algorithm", *settings, "accuracy"):
+        table.add_column(column.replace("_", " "), justify="left" if column in ("trust", "algorithm") else "right", no_wrap=True)
+    for e in entries:
+        cells = (f"{e[k]:.3g}" if k in e else "" for k in settings)
+        table.add_row(e["trust"], e["algorithm"], *cells, f"{100 * e['accuracy']:.1f} ± {100 * e['run_to_run']:.1f} %")
     out.print(table)
     out.print(
         f"Accuracy is simulated on synthetic records, of which the best possible model gets {100 * answer['signal']:.0f} % right, guessing "
         f"{100 * answer['majority']:.0f} %, and the same model without noise {100 * answer['not_private']:.1f} %; yours may be harder or easier (--signal)."
     )
     for trust, entry in answer["trusts"].items():
+        if "refused" in entry:
+            out.print(f"Trust {trust} has no plan for this: {entry['refused']}.")
         if entry.get("enough", True):
             continue
         out.print(f"[red]Not enough records for this epsilon[/red] with trust {trust}: the model would be no better than guessing.")
-        if needed := entry["needed"]:
-            counts = sorted(set(needed["records"]))
-            sizes = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-            out.print(
-                f"  About {sizes} records a silo ({needed['times']:.1f} times as many) would be enough for {100 * needed['accuracy']:.0f} %, "
-                f"or about epsilon {needed['or_epsilon']:.3g} with the records that there are."
-            )
-        else:
-            out.print("  Not even 500 times as many would be enough.")
+        if (needed := entry.get("needed")) is None:
+            continue
+        ways = []
+        if needed["records"]:
+            fewest, most = min(needed["records"]), max(needed["records"])
+            ways.append(f"about {fewest if fewest == most else f'{fewest} to {most}'} records a silo at this epsilon")
+        if needed["epsilon"]:
+            ways.append(f"about epsilon {needed['epsilon']:.2g} with the records that there are")
+        out.print(
+            f"  Enough would be {', or '.join(ways)}." if ways else "  Not even 700 times as many records, or epsilon 50, would be enough."
+        )
     if trust := answer["advised"]:
         entry = answer["trusts"][trust]
         phase = f", phase {entry['phase']}, slope {entry['slope']:g}" if "phase" in entry else ""

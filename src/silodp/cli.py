@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp import choose_commands as choose
 from silodp.core.errors import BadInput, Refused
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
@@ -31,6 +32,7 @@ app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
 app.command()(audit)
+app.command()(choose.tune)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -290,6 +292,11 @@ def plan(
     pl: Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")] = None,
     gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
+    advise: choose.Advise = False,
+    features: choose.Features = None,
+    classes: choose.Classes = 2,
+    model: choose.Model = "logistic",
+    signal: choose.Signal = "typical",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -297,8 +304,12 @@ def plan(
 
     Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` ·
     `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
-    `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50`
+    `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
+    `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
+    if advise:
+        every = _all_records(records or [1000], silos)
+        return choose.advise(every, features, classes, model, epsilon, delta, signal, as_json=as_json)
     from silodp.lab.planning import Wish
     from silodp.lab.planning_shuffle import planned_for
 

@@ -1,0 +1,334 @@
+"""Advice is a function of public numbers, and tuning on the silos' own records stays within its budget whoever looks."""
+
+import json
+import math
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+from silodp.cli import main
+from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian
+from silodp.core.tuning import GaussianRun, repetitions_by_name, selected_epsilon
+from silodp.lab import advise as lab
+from silodp.lab import tune
+from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
+from silodp.lab.planning_shuffle import planned_for
+from silodp.lab.simulation import simulate
+from silodp.server.plan import calibrate
+from silodp.server.settings import find, prepared
+from silodp.silo.records import Records
+
+SMALL = Shape((400,) * 5, 6)
+FEW = (Candidate("mb-sgd", 5), Candidate("spider", 6, 3))
+RANGES = tune.Ranges(rounds=(3,), phases=(1, 3), steps=(0.3, 1.0), clips=(1.0,))
+
+
+def here(work, tasks):
+    """All in this process."""
+    return (work(*task) for task in tasks)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(lab, "FRESH", 4)
+    monkeypatch.setattr(tune, "spread", here)
+    monkeypatch.setattr("silodp.lab.sweep.spread", here)
+
+
+@pytest.fixture
+def silodp(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+# --- synthetic records and noise -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "signal"), [(2, 0.85), (2, 0.7), (5, 0.9)])
+def test_the_best_possible_model_gets_the_stated_share_right(classes, signal):
+    shape = Shape((20_000,), 8, classes, signal=signal)
+    split = synthetic(shape, shape.records, 0)
+    x, y = split.train.x[0].numpy(), split.train.y[0].numpy()
+    means = np.stack([x[y == k].mean(0) for k in range(classes)])
+    right = (((split.test_x.numpy()[:, None] - means) ** 2).sum(-1).argmin(1) == split.test_y.numpy()).mean()
+    assert right == pytest.approx(signal, abs=4 * math.sqrt(signal * (1 - signal) / lab.TESTED))  # four standard deviations
+    assert np.linalg.norm(means[0] - means[1]) == pytest.approx(math.sqrt(2) * separation(signal, classes), rel=0.05)
+
+
+@pytest.mark.parametrize("records", [(400,) * 5, (100, 400, 900)])
+def test_one_pool_has_the_noise_of_the_mean_over_silos(records):
+    """Simulating N silos by one is exact for the noise: what a federation of N gates adds to a mean has the std that is simulated."""
+    candidate, shape = Candidate("mb-sgd", 4), Shape(records, 6)
+    algorithm = find("mb-sgd")
+    plan = calibrate(
+        prepared(algorithm, {"rounds": 4}, 0.0), {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, [Budget(3.0, n**-2.0) for n in records], records
+    )  # fmt: skip
+    silos = Records.of([(np.zeros((n, 400)), np.zeros(n, int)) for n in records])
+    problem = Shape(records, 400).problem()
+    fed, _ = simulate(problem, silos, plan, [7])
+    seen = torch.cat(
+        [w.flatten() for w in find("mb-sgd").run(fed, problem, torch.zeros(1, problem.dim), rounds=4, step=1.0, **plan.mechanisms)]
+    )
+    moves = torch.diff(seen.reshape(4, -1), dim=0, prepend=torch.zeros(1, problem.dim))[:, :400]  # weights of zero features: noise alone
+    assert float(moves.std()) == pytest.approx(candidate.noise(shape, "isrl")["minibatch"], rel=4 / math.sqrt(2 * moves.numel()))
+
+
+def test_trusts_are_compared_at_the_noise_that_their_plans_state():
+    candidate = Candidate("spider", 6, 3)
+    shuffled = planned_for("shuffle", candidate.wish(SMALL, "shuffle"))
+    assert candidate.noise(SMALL, "isrl")["anchor"] == pytest.approx(shuffled["noise_std"]["isrl"], rel=1e-6)
+    assert candidate.noise(SMALL, "isrl")["refine"] == pytest.approx(shuffled["differences"]["noise_std"]["isrl"] / 2, rel=1e-6)
+    assert candidate.noise(SMALL, "central")["anchor"] == pytest.approx(
+        planned_for("central", candidate.wish(SMALL, "central"))["releases"][0]["noise_std"]
+    )
+    assert candidate.noise(SMALL, "shuffle")["anchor"] == shuffled["noise_std"]["shuffle"]
+    found = [candidate.noise(SMALL, trust)["anchor"] for trust in ("central", "shuffle", "isrl")]
+    assert found == sorted(found)
+
+
+def test_more_noise_makes_a_worse_model_and_endless_noise_a_guess():
+    points = [{"step": 1.0, "clip": 1.0}] * 3
+    found = accuracies(SMALL, FEW[0], points, [{"minibatch": s} for s in (0.0, 0.3, 1e6)], 0)
+    assert found[0] > found[1] > found[2]
+    assert found[0] > 0.8
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_advice_names_the_least_trust_that_comes_close():
+    answer = advise(SMALL, here, candidates=FEW)
+    assert answer["advised"] == "isrl"
+    entry = answer["trusts"]["isrl"]
+    assert entry["enough"]
+    assert 0.75 < entry["accuracy"] <= answer["not_private"] + 0.02 < 0.9
+    assert {"algorithm", "rounds", "step", "clip"} <= set(entry)
+    assert answer["synthetic"] is True
+    poor = advise(Shape((40,) * 20, 6, epsilon=0.3), here, candidates=FEW)
+    assert poor["trusts"]["central"]["accuracy"] > poor["trusts"]["isrl"]["accuracy"] + lab.CLOSE
+    assert poor["advised"] == "shuffle"
+
+
+def test_too_few_records_are_said_plainly_with_how_many_would_do(monkeypatch):
+    monkeypatch.setattr(lab, "FRESH", 6)
+    monkeypatch.setattr(lab, "GROWTH", tuple(1.7**k for k in range(1, 11)))
+    shape = Shape((20, 20), 6, epsilon=0.1)
+    answer = advise(shape, here, candidates=FEW)
+    assert answer["advised"] is None
+    entry = answer["trusts"]["isrl"]
+    assert not entry["enough"]
+    needed = entry["needed"]
+    assert 100 < needed["records"][0] < 10_000
+    assert 0.5 < needed["epsilon"] < 50
+    for times, enough in ((2, True), (0.25, False)):  # well on either side: on the brink chance decides
+        records = tuple(int(n * times) for n in needed["records"])
+        assert advise(Shape(records, 6, epsilon=0.1), here, candidates=(Candidate("mb-sgd", 15),))["trusts"]["isrl"]["enough"] is enough
+
+
+def test_what_is_given_up_is_what_the_best_attacker_gets():
+    found = gives_up(Budget(3.0, 1e-6))
+    mu = gdp_mu(Budget(3.0, 1e-6))
+    rng = np.random.default_rng(3)
+    out, there = rng.standard_normal(400_000), rng.standard_normal(400_000) + mu
+    assert (there > np.quantile(out, 0.99)).mean() == pytest.approx(found["true_positives"], abs=2e-3)
+    assert ((there > mu / 2).mean() + (out <= mu / 2).mean()) / 2 == pytest.approx(found["guesses_right"], abs=2e-3)
+    weak = gives_up(Budget(0.5, 1e-2))
+    belief = 1 / (1 + np.exp(-(weak["mu"] * (rng.standard_normal(400_000) + weak["mu"]) - weak["mu"] ** 2 / 2)))
+    assert (belief > weak["belief"]).mean() == pytest.approx(weak["belief_passed"], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"records": ()},
+        {"records": (10, 0)},
+        {"features": 2, "classes": 4},
+        {"classes": 1},
+        {"signal": 0.4},
+        {"signal": 1.0},
+        {"epsilon": math.inf},
+    ],
+)
+def test_shapes_without_a_meaning_are_refused(case):
+    with pytest.raises(BadInput):
+        Shape(**{"records": (10,), "features": 5} | case)
+
+
+def test_the_command_prints_json_and_words(silodp, monkeypatch):
+    monkeypatch.setattr(lab.advise, "__kwdefaults__", {**lab.advise.__kwdefaults__, "candidates": FEW})
+    monkeypatch.setattr(lab, "GROWTH", (300.0,))
+    words = ("plan", "--advise", "--silos", 2, "--records", 20, "--features", 6, "--epsilon", 0.1)
+    code, out, _ = silodp(*words)
+    assert code == 0
+    said = " ".join(out.split())
+    for word in ("Not enough records for this epsilon", "synthetic", "Enough would be about", "false alarms", "do not train"):
+        assert word in said
+    code, out, _ = silodp(*words, "--json")
+    assert json.loads(out)["advised"] is None
+    code, _, err = silodp("plan", "--advise")
+    assert (code, err.count("\n")) == (2, 1)
+    with pytest.raises(BadInput, match="soft"):
+        signal_by_name("soft")
+
+
+# --- tuning ----------------------------------------------------------------------------------------------------------------------
+
+
+def charged(folder, trust="isrl", repetitions=None, **more):
+    shape = Shape((300,) * 3, 4)
+    records = synthetic(shape, shape.records, 0).train
+    search = tune.ChargedSearch(("a", "b", "c"), 3.0, None, "logistic", 2, RANGES, 4, trust, repetitions)
+    law = repetitions_by_name(repetitions) if repetitions else None
+    return tune.search_charged(search, records, folder, law, seed=5, **more)
+
+
+def test_candidates_that_the_server_sees_compose_within_the_budget(tmp_path):
+    answer = charged(tmp_path / "t")
+    assert [len(answer["candidates"]), len(answer["price"])] == [4, 3]
+    for silo in answer["price"]:
+        assert 2.999 < silo["spent_epsilon"] <= 3.0
+    whole = gdp_mu(Budget(3.0, 300.0**-2))
+    for mu in answer["run_mu"]:
+        assert 4 * mu**2 == pytest.approx((1 - tune.SCALING_SHARE) * whole**2)
+        assert gdp_epsilon(mu, 300.0**-2) < 1.5
+    assert answer["chosen"]["score"] == min(c["score"] for c in answer["candidates"])
+    assert tomllib.loads((tmp_path / "t/settings.toml").read_text())["algorithm"] == answer["chosen"]["algorithm"]
+    assert (tmp_path / "t/model.safetensors").exists()
+    assert not (tmp_path / "t/runs/seed").exists()
+
+
+def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
+    """Its noise is there: the released score is not the share itself, and scatters about it as its mechanism says."""
+    seen = []
+
+    class Watched(tune.ErrorShare):
+        def view(self, problem, records, w):
+            found = super().view(problem, records, w)
+            seen.append(float((found.x.sum((1, 2)) / torch.tensor(found.counts)).mean()))
+            return found
+
+    answer = charged(tmp_path / "t", score=Watched())
+    gaps = [abs(a - c["score"]) for a, c in zip(seen, answer["candidates"], strict=True)]
+    assert len(gaps) == 4
+    share = (1 - tune.SCALING_SHARE) * tune.SCORE_SHARE / 4
+    std = (
+        math.sqrt(2) / (gdp_mu(Budget(3.0, 300.0**-2)) * math.sqrt(share)) / 300 / math.sqrt(3)
+    )  # u = 2 share - 1, of sensitivity 2 sqrt(2) / n
+    assert all(1e-6 < gap < 4.5 * std for gap in gaps)
+    assert max(gaps) > 0.2 * std  # all four so small: probability below 0.001
+
+
+def test_an_interrupted_tuning_goes_on_and_ends_with_the_same_answer(tmp_path):
+    whole = charged(tmp_path / "whole")
+    calls = []
+
+    class Stops(tune.ErrorShare):
+        def view(self, *args):
+            calls.append(args)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().view(*args)
+
+    with pytest.raises(KeyboardInterrupt):
+        charged(tmp_path / "parts", score=Stops())
+    again = charged(tmp_path / "parts")
+    for key in ("candidates", "chosen", "price"):
+        assert again[key] == whole[key]
+
+
+def test_a_finished_tuning_is_not_paid_for_twice(tmp_path):
+    first = charged(tmp_path / "t", "central", "poisson:4")
+
+    class Never(tune.ErrorShare):
+        def view(self, *args):
+            raise AssertionError("a record was looked at again")
+
+    assert charged(tmp_path / "t", "central", "poisson:4", score=Never()) == first
+
+
+@pytest.mark.parametrize("law", ["poisson:4", "geometric:3"])
+def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
+    answer = charged(tmp_path / "t", "central", law)
+    (price,) = answer["price"]
+    beside = tune.SCALING_SHARE * gdp_mu(Budget(3.0, 900.0**-2)) ** 2
+    assert price["spent_epsilon"] == selected_epsilon(repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 900.0**-2, beside=beside)
+    assert 2.99 < price["spent_epsilon"] <= 3.0
+    assert all("score" not in c for c in answer["candidates"])
+    assert {p.name for p in (tmp_path / "t").iterdir()} == {
+        "config.json",
+        "environment.json",
+        "model.safetensors",
+        "settings.toml",
+        "tune.json",
+    }
+
+
+def test_random_stopping_is_refused_where_every_run_is_seen(tmp_path):
+    with pytest.raises(BadInput, match="hides nothing"):
+        charged(tmp_path / "t", "isrl", "poisson:4")
+    with pytest.raises(BadInput, match="hides nothing"):
+        charged(tmp_path / "t", "central")
+    with pytest.raises(BadInput, match="shuffle"):
+        charged(tmp_path / "t", "shuffle")
+
+
+def test_a_run_that_diverges_is_scored_as_the_worst(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        tune.Candidate, "run", lambda self, fed, problem, w, m: iter([w * math.nan]) if problem.dim > 1 else RUN(self, fed, problem, w, m)
+    )
+    assert {c["score"] for c in charged(tmp_path / "t")["candidates"]} == {1.0}
+
+
+RUN = tune.Candidate.run
+
+
+def test_free_tuning_reads_no_silo_and_resumes(tmp_path, silodp, monkeypatch):
+    words = ("tune", "--records", 150, "--silos", 3, "--features", 4, "--rounds", 3, "--phase", 1, "--phase", 3, "--step", 0.3, "--step", 1,
+             "--clip", 1, "--trials", 2, "--out", tmp_path / "t")  # fmt: skip
+    code, out, _ = silodp(*words, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert len(answer["candidates"]) == 4
+    assert answer["chosen"]["train_loss"] == min(c["train_loss"] for c in answer["candidates"])
+    monkeypatch.setattr(tune, "run_arm", None)  # nothing is left to run
+    code, out, _ = silodp(*words)
+    assert code == 0
+    assert "cost no privacy" in out
+
+
+def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
+    shape = Shape((120,) * 2, 3)
+    records = synthetic(shape, shape.records, 1).train
+    for i in range(2):
+        rows = "".join(",".join(map(str, [*x, int(y)])) + "\n" for x, y in zip(records.x[i].tolist(), records.y[i], strict=True))
+        (tmp_path / f"{i}.csv").write_text("a,b,c,label\n" + rows)
+    ranges = ("--rounds", 3, "--phase", 1, "--step", 0.3, "--step", 1, "--clip", 1)
+    files = [str(tmp_path / f"{i}.csv") for i in range(2)]
+    code, out, err = silodp("tune", "--silo", files[0], "--silo", files[1], *ranges, "--candidates", 2, "--out", tmp_path / "own")
+    assert code == 0, err
+    assert "all of them are paid for" in out
+    code, out, _ = silodp("tune", "--public", files[0], "--public", files[1], *ranges, "--trials", 1, "--out", tmp_path / "public")
+    assert code == 0
+    assert "cost no privacy" in out
+    for words, sentence in (
+        (("--silo", files[0], "--data", "wbcd"), "charged"),
+        (("--silo", files[0], "--repetitions", "poisson:3"), "hides nothing"),
+        (("--data", "wbcd", "--trust", "central"), "belong to --silo"),
+        (("--records", 10), "features is missing"),
+        ((), "give one of"),
+        (("--silo", files[0], "--candidates", 99), "between 1 and 2"),
+    ):
+        code, _, err = silodp("tune", *words, *ranges, "--out", tmp_path / "no")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert sentence in err

@@ -290,6 +290,9 @@ def plan(
     pl: Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")] = None,
     gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
+    model: Annotated[str | None, typer.Option(help="linear, logistic or mlp:HIDDEN, to state the memory that a simulation takes.")] = None,
+    features: Annotated[int | None, typer.Option(help="Columns of a record, for --model.")] = None,
+    classes: Annotated[int, typer.Option(help="Classes of the label, for --model; 0 for a number.")] = 2,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -312,6 +315,10 @@ def plan(
         theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
     )  # fmt: skip
     answer = planned_for(trust, wish, least=least)
+    if model:
+        from silodp.lab.memory import stated
+
+        answer["peak_memory_bytes"] = stated(model, features, classes, wish.records, algorithm)
     if as_json:
         print(json.dumps(answer))
         return
@@ -330,6 +337,8 @@ def plan(
         out.print(f"Spends epsilon {silo['spent_epsilon']:.4f} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if model:
+        out.print(f"A simulation in one process takes {answer['peak_memory_bytes'] / 2**20:.0f} MiB of memory at its peak.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
 

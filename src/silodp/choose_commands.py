@@ -24,8 +24,6 @@ WORDS = {
 }
 
 Features = Annotated[int | None, typer.Option(help="Features of a record, for --advise and synthetic data.")]
-Classes = Annotated[int, typer.Option(help="Number of classes, for --advise.")]
-Model = Annotated[str, typer.Option(help="logistic or mlp:HIDDEN, for --advise.")]
 Signal = Annotated[
     str, typer.Option(help="How hard synthetic records are: easy, typical, hard, or what the best model gets right, such as 0.9.")
 ]

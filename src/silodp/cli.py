@@ -293,9 +293,11 @@ def plan(
     gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
     advise: choose.Advise = False,
-    features: choose.Features = None,
-    classes: choose.Classes = 2,
-    model: choose.Model = "logistic",
+    model: Annotated[
+        str | None, typer.Option(help="linear, logistic or mlp:HIDDEN, to state the memory that a simulation takes, or for --advise.")
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="Columns of a record, for --model and --advise.")] = None,
+    classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
     signal: choose.Signal = "typical",
     seed: Seed = 0,
     as_json: Json = False,
@@ -309,7 +311,7 @@ def plan(
     """
     if advise:
         every = _all_records(records or [1000], silos)
-        return choose.advise(every, features, classes, model, epsilon, delta, signal, as_json=as_json)
+        return choose.advise(every, features, classes, model or "logistic", epsilon, delta, signal, as_json=as_json)
     from silodp.lab.planning import Wish
     from silodp.lab.planning_shuffle import planned_for
 
@@ -323,6 +325,10 @@ def plan(
         theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
     )  # fmt: skip
     answer = planned_for(trust, wish, least=least)
+    if model:
+        from silodp.lab.memory import stated
+
+        answer["peak_memory_bytes"] = stated(model, features, classes, wish.records, algorithm)
     if as_json:
         print(json.dumps(answer))
         return
@@ -341,6 +347,8 @@ def plan(
         out.print(f"Spends epsilon {silo['spent_epsilon']:.4f} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if model:
+        out.print(f"A simulation in one process takes {answer['peak_memory_bytes'] / 2**20:.0f} MiB of memory at its peak.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
 

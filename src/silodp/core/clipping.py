@@ -88,6 +88,14 @@ def record_bytes(problem: Problem, x: Tensor, dtype: torch.dtype = torch.float32
     return _path(problem, x)[2] * (1 + difference) * dtype.itemsize
 
 
+def records_at_once(problem: Problem, x: Tensor, silos: int, records: int, *, difference: bool = False, memory: int = 2**28) -> int:
+    """How many of silos x records records like those of x one chunk of `clipped_sum` holds, for one run in float32 on a CPU."""
+    small = min(CHUNK, memory) if _path(problem, x)[1] else memory
+    size = record_bytes(problem, x, difference=difference)
+    _, s, n = next(_chunks(1, silos, records, size, small, small))
+    return min(s.stop, silos) * min(n.stop, records)
+
+
 def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:
     """The model as a chain, or else as a structure, or neither for the fallback; and the numbers held for a record."""
     if layers := chain(problem, x):

@@ -167,7 +167,7 @@ def chain(problem: Problem, x: Tensor) -> list[Layer]:
     layers: list[Layer] = []
     flat = x.dim() == 3
     for prefix, module in _leaves(problem.model):
-        names = {name: prefix + name for name, _ in module.named_parameters(recurse=False)}
+        names = {name: prefix + name for name, parameter in module._parameters.items() if parameter is not None}
         if not plain(module):
             return []
         if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):

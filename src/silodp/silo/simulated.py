@@ -90,7 +90,7 @@ class Simulated:
         if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
             records, weight = _chosen(records, weight)
         total = clipped_sum(self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory)
-        return total / self._batch(mechanism.sampling, at).to(total)
+        return total.div_(self._batch(mechanism.sampling, at).to(total))
 
     def _plain(self, sums: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         if not isinstance(mechanism.sampling, FullBatch):

@@ -1,0 +1,46 @@
+"""The peak of a simulation is what `silodp plan` says it is, as a child process that runs one finds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from silodp.core.models import model_by_name
+from silodp.core.problem import Problem
+from silodp.lab.memory import simulation_bytes
+
+CHILD = """
+import json, sys
+import torch
+from silodp.core.models import model_by_name
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, Grad, GradDiff, Query
+from silodp.lab.memory import program_bytes
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+
+silos, records, features, model, difference = json.loads(sys.argv[1])
+problem = Problem(*model_by_name(model, features, 2))
+w = problem.initial([0])
+rest = program_bytes()
+x, y = torch.randn(silos, records, features), torch.randint(2, (silos, records))
+simulated = Simulated(problem, Records(x, y, (records,) * silos, tuple(map(str, range(silos)))), [0])
+for k in range(3):
+    statistic = GradDiff(w, w + 1e-3 * k) if difference else Grad(w)
+    simulated.answer(Query(statistic, Gaussian("minibatch", 1.0, 2.0)), range(silos))
+print(json.dumps([rest, program_bytes()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("silos", "records", "features", "model", "difference"),
+    [(25, 8000, 50, "mlp:64", False), (10, 2000, 784, "mlp:256", True), (50, 20, 784, "mlp:256", False)],
+)
+def test_the_peak_of_a_simulation_is_within_a_fifth_of_what_is_said(silos, records, features, model, difference):
+    said = simulation_bytes(Problem(*model_by_name(model, features, 2)), (features,), [records] * silos, difference=difference)
+    order = json.dumps([silos, records, features, model, difference])
+    done = subprocess.run([sys.executable, "-c", CHILD, order], capture_output=True, text=True, check=True)
+    rest, peak = json.loads(done.stdout)
+    assert 0.8 * (rest + said) <= peak <= 1.2 * (rest + said)
+    assert 0.7 * said <= peak - rest <= 1.4 * said, f"beyond the program, {(peak - rest) / said:.2f} of what was said"

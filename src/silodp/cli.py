@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput, Refused
+from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
 from silodp.silo.ledger_commands import ledger
@@ -31,6 +32,7 @@ app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
 app.command()(audit)
+app.command()(doctor)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -379,7 +381,7 @@ def train(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     algorithm: AlgorithmName = "spider",
     model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION for your own torch module.")] = "mlp:8",
-    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
     epsilon: Annotated[list[str] | None, typer.Option(help="Budget: a number, or NAME=NUMBER for one silo; may be repeated.")] = None,
     delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
     rounds: Rounds = 25,

@@ -21,7 +21,7 @@ types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(READY)  # the site, into site/; no warning, no dead link
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(PYTHON) -m venv $(VENV)/peers

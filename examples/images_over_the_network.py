@@ -1,4 +1,4 @@
-"""Images of digits, a convolutional network, three silos as real processes: gates that hold the records, couriers, and a server.
+"""Images of digits, odd or even, a convolutional network, three silos as real processes: gates that hold the records, couriers, and a server.
 
 Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for another engine than NVIDIA FLARE. It starts
 everything on this machine over loopback, trains, verifies every ledger, and stops everything. Nothing is downloaded.
@@ -27,7 +27,7 @@ def silodp(*words: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(engine: str = "nvflare", rounds: int = 20) -> None:
+def main(engine: str = "nvflare", rounds: int = 12) -> None:
     with tempfile.TemporaryDirectory(prefix="silodp-") as home:
         folder = Path(home) / "f"
         data = ("--data", "digits", "--silos", 3, "--epsilon", 8)
@@ -47,7 +47,8 @@ def main(engine: str = "nvflare", rounds: int = 20) -> None:
     sys.path.insert(0, str(HERE))
     from digits_cnn import digits_cnn
 
-    problem, split = Problem(digits_cnn(64, 10), cross_entropy), DATASETS["digits"].load(0, None)
+    split = DATASETS["digits"].load(0, None)
+    problem = Problem(digits_cnn(64, split.classes), cross_entropy)
     w = torch.cat([parameters[name].flatten() for name in problem.shapes])[None]
     error = error_rate(problem, w, split.test_x.flatten(1), split.test_y).item()
     print(f"Test error {error:.3f} over {len(split.test_y)} held-out images (looked at raw data: a research figure).")

@@ -408,7 +408,10 @@ def train(
     out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
-    """One private run: a model, the transcript of releases, and what each silo has spent.
+    """One private run in simulation: a model, the transcript of releases, and what each silo has spent.
+
+    All silos are in this process; `silodp federation` gives each one of its own. The folder --out gets model.safetensors, transcript.jsonl
+    and .safetensors (every release), spent.json and environment.json. Each record's guarantee is over the whole run, scaling included.
 
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`
@@ -444,7 +447,10 @@ def train(
 
 @app.command()
 def data(as_json: Json = False) -> None:
-    """The built-in data sets, and how to get those that are not embedded."""
+    """The built-in data sets, and how to get those that are not embedded.
+
+    Example: `silodp data`
+    """
     from silodp.silo.datasets import DATASETS
 
     rows = [

@@ -20,8 +20,8 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(READY)  # the site, into site/; no warning, no dead link
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(READY)  # the site, into site/; no warning, no dead link (--quiet would hide both from --strict)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(PYTHON) -m venv $(VENV)/peers

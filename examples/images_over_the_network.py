@@ -1,7 +1,7 @@
 """Images of digits, odd or even, a convolutional network, three silos as real processes: gates that hold the records, couriers, and a server.
 
-Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for another engine than NVIDIA FLARE. It starts
-everything on this machine over loopback, trains, verifies every ledger, and stops everything. Nothing is downloaded.
+Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for another engine than NVIDIA FLARE, and then the
+number of rounds. It starts everything on this machine over loopback, trains, verifies every ledger, and stops everything. Nothing is downloaded.
 """
 
 import json
@@ -27,13 +27,13 @@ def silodp(*words: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(engine: str = "nvflare", rounds: int = 12) -> None:
+def main(engine: str = "nvflare", rounds: str = "16") -> None:
     with tempfile.TemporaryDirectory(prefix="silodp-") as home:
         folder = Path(home) / "f"
         data = ("--data", "digits", "--silos", 3, "--epsilon", 8)
         silodp("federation", "up", "--folder", folder, "--engine", engine, *data, "--model", MODEL)
         try:
-            order = ("--algorithm", "mb-sgd", "--rounds", rounds, "--step", 2, "--clip", 1, "--epsilon", 8)
+            order = ("--algorithm", "mb-sgd", "--rounds", rounds, "--step", 1.5, "--clip", 1, "--epsilon", 8)
             told = json.loads(silodp("federation", "run", "--folder", folder, "--model", MODEL, *order, "--json"))
             for silo in told["silos"]:
                 print(

@@ -42,6 +42,7 @@ ENGINE = next((name for name, package in (("nvflare", "nvflare"), ("flower", "fl
 @pytest.mark.xdist_group(f"federation-{ENGINE}")
 def test_images_are_learnt_over_the_network_and_every_ledger_verifies():
     said = run("images_over_the_network.py", ENGINE)
-    assert said.count("answered 12 of 12") == 3
+    assert said.count("answered 16 of 16") == 3
     assert said.count("is whole") == 3
+    # in simulation 12 draws of this noise end between 0.14 and 0.21
     assert float(re.search(r"Test error (\S+)", said)[1]) < 0.35

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types docs bench clean
 
 demo: $(READY)
 	$(BIN)/silodp compare
@@ -20,6 +20,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(READY)  # the site, into site/; no warning, no dead link (--quiet would hide both from --strict)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(PYTHON) -m venv $(VENV)/peers
 	$(VENV)/peers/bin/pip install --quiet torch==2.13.0
@@ -31,8 +34,8 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,nvflare,flower]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,nvflare,flower,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from silodp import choose_commands as choose
 from silodp.core.errors import BadInput, Refused
+from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
 from silodp.silo.ledger_commands import ledger
@@ -33,6 +34,7 @@ app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
 app.command()(audit)
 app.command()(choose.tune)
+app.command()(doctor)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -398,7 +400,7 @@ def train(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     algorithm: AlgorithmName = "spider",
     model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION for your own torch module.")] = "mlp:8",
-    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
     epsilon: Annotated[list[str] | None, typer.Option(help="Budget: a number, or NAME=NUMBER for one silo; may be repeated.")] = None,
     delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
     rounds: Rounds = 25,
@@ -425,7 +427,10 @@ def train(
     out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
-    """One private run: a model, the transcript of releases, and what each silo has spent.
+    """One private run in simulation: a model, the transcript of releases, and what each silo has spent.
+
+    All silos are in this process; `silodp federation` gives each one of its own. The folder --out gets model.safetensors, transcript.jsonl
+    and .safetensors (every release), spent.json and environment.json. Each record's guarantee is over the whole run, scaling included.
 
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`
@@ -461,7 +466,10 @@ def train(
 
 @app.command()
 def data(as_json: Json = False) -> None:
-    """The built-in data sets, and how to get those that are not embedded."""
+    """The built-in data sets, and how to get those that are not embedded.
+
+    Example: `silodp data`
+    """
     from silodp.silo.datasets import DATASETS
 
     rows = [

@@ -66,6 +66,7 @@ def up(
     """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
 
     A federation that was stopped goes on, with its ledgers, by `up` without data.
+
     Example: `silodp federation up --silos 3 --data wbcd`
     """
     if engine not in ENGINES:

@@ -1,0 +1,112 @@
+"""What the pages tell people to type works: the quickstart is run from an empty folder, and every option shown anywhere exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from silodp import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "deploy").iterdir(), *(ROOT / "examples").glob("*.py")])
+BLOCK = re.compile(r'^```(console|python title="(?P<file>[\w.]+)")\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def told(text):
+    """(command, lines that it should print), for each `$ ` line of a console block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *lines = part.rstrip("\n").split("\n")
+        yield command, lines
+
+
+def says(printed, wanted):
+    """Whether the lines are those wanted, spaces aside; `…` is any text in a line, and alone any number of lines."""
+    squeeze = [" ".join(line.split()) for line in wanted]
+    pattern = "".join(r"(?:.*\n)*?" if line == "…" else r"[^\n]*?".join(map(re.escape, line.split("…"))) + r"\n" for line in squeeze)
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines if line)) is not None
+
+
+@pytest.fixture
+def type_in(monkeypatch, capfd, tmp_path_factory):
+    """Types a command into an empty folder: (exit code, what it printed). silodp itself runs in this process, to start once."""
+    folder = tmp_path_factory.mktemp("q")  # short, for the sockets in it
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SILODP_STATE", str(folder / "state"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(command):
+        words = shlex.split(command)
+        if words[0] != "silodp":
+            done = subprocess.run(
+                [sys.executable if words[0] == "python" else words[0], *words[1:]], capture_output=True, text=True, check=False
+            )
+            return done.returncode, done.stdout + done.stderr
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code or 0, capfd.readouterr().out
+
+    yield run
+    if (folder / "federation/federation.json").exists():
+        run("silodp federation down")
+
+
+@pytest.mark.xdist_group("federation-direct")
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # gates outlive the command that starts them
+def test_the_quickstart_does_what_it_says(type_in):
+    page, count = (ROOT / "docs/quickstart.md").read_text(), 0
+    for block in BLOCK.finditer(page):
+        if block["file"]:
+            Path(block["file"]).write_text(block["text"])
+            continue
+        for command, lines in told(block["text"]):
+            code, printed = type_in(command)
+            assert code == 0, f"{command}\n{printed}"
+            assert says(printed, lines), f"{command}\nprinted\n{printed}\nbut the page says\n" + "\n".join(lines)
+            count += 1
+    assert count >= 10
+
+
+def test_the_comparison_of_output_can_fail():
+    assert says("a  7\n\nb\n", ["a …", "b"])
+    assert says("x\ny\nz\n", ["…", "z"])
+    assert not says("a 7\nb\n", ["a …"])
+    assert not says("a 7\nb\n", ["a 8", "b"])
+    assert not says("x\n", ["…", "z"])
+
+
+def commands(text):
+    """Every `silodp ...` in code: fenced lines and inline spans, each up to a comment, a pipe or the end of the span."""
+    blocks = text if not text.count("```") else "\n".join(re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL))
+    fenced = re.findall(r"^ *(?:\$ )?(silodp [^\n#|]*)", re.sub(r"\\\n\s*", "", blocks), re.MULTILINE)
+    inline = re.findall(r"`(?:\.venv/bin/)?(silodp [^`\n]*)`", text)
+    return [c.strip() for c in [*fenced, *inline]]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_and_option_that_a_page_shows_exists(path):
+    root = typer.main.get_command(cli.app)
+    for command in commands(path.read_text()):
+        words = command.replace("…", "x").replace("...", " ").split()[1:]
+        found = root
+        while words and isinstance(found, click.Group) and re.fullmatch(r"[a-z-]+", words[0]) and not words[0].startswith("-"):
+            assert words[0] in found.commands, f"{path.name}: `{command}`: there is no command {words[0]}"
+            found = found.commands[words.pop(0)]
+        known = {"--help", "--install-completion", "--show-completion"}
+        known |= {option for p in found.params for option in [*p.opts, *p.secondary_opts]}
+        for word in words:
+            if word.startswith("--"):
+                assert word.split("=")[0].rstrip(".,;:)`") in known, f"{path.name}: `{command}`: there is no option {word}"
+
+
+def test_the_check_of_options_can_fail():
+    assert commands("text `silodp train --epsilon 3` and\n```\nsilodp plan \\\n  --no-such 1  # why\n```\n") == [
+        "silodp plan --no-such 1",
+        "silodp train --epsilon 3",
+    ]

@@ -1,0 +1,99 @@
+"""The pages hold: their examples compute what they say, every algorithm has its page and figure, and the site builds without a warning."""
+
+import ast
+import doctest
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from silodp.server.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SPOKEN = sorted(page for page in DOCS.rglob("*.md") if ">>> " in page.read_text())
+
+
+@pytest.mark.parametrize("page", SPOKEN, ids=lambda p: p.name)
+def test_the_examples_of_a_page_compute_what_it_says(page):
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_FIRST_FAILURE
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=flags)
+    assert failed == 0, f"{failed} of {tried} examples in {page.name}, printed above"
+    assert tried > 3
+
+
+def test_pages_with_examples_are_found():
+    assert {"corrections.md", "extending.md", "guarantees.md"} <= {page.name for page in SPOKEN}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_page_with_its_source_its_figure_and_a_command(name):
+    page = (DOCS / "algorithms" / f"{name}.md").read_text()
+    source = Path(ALGORITHMS[name].run.__code__.co_filename)
+    assert f'--8<-- "server/algorithms/{source.name}"' in page
+    assert (ROOT / "src/silodp/server/algorithms" / source.name).is_file()
+    assert f"({name}.svg)" in page
+    assert (DOCS / "algorithms" / f"{name}.svg").stat().st_size > 5_000
+    assert f"--algorithm {name} " in page
+    for heading in ("## The step", "## Guarantee", "## When to use it", "## Source", "## How it moves"):
+        assert heading in page
+    assert f"[{name}]({name}.md)" in (DOCS / "algorithms/index.md").read_text()
+
+
+def test_a_figure_is_drawn_by_its_command(tmp_path):
+    drawn = runpy.run_path(str(DOCS / "make_figures.py"))["draw"]("mb-sgd", tmp_path)
+    assert drawn.read_text().startswith("<?xml")
+    assert "mb-sgd, epsilon 1" in drawn.read_text()
+    assert "mb-sgd, epsilon 1" in (DOCS / "algorithms/mb-sgd.svg").read_text()
+
+
+def test_every_page_of_corrections_that_is_linked_to_exists():
+    """MkDocs checks this too, where it is installed."""
+    text = (DOCS / "corrections.md").read_text()
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    links = {link for page in DOCS.rglob("*.md") for link in re.findall(r"corrections\.md#([\w-]+)", page.read_text())}
+    assert links
+    assert links <= slugs
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text()
+        assert not re.findall(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(?:https?:)?//', text), page.name
+    assert not [css for css in site.rglob("*.css") if re.search(r"url\(['\"]?(?:https?:)?//", css.read_text())]
+    assert "Quickstart" in (site / "search/search_index.json").read_text()
+
+
+def test_formulas_are_mathml_and_excerpts_are_the_source(site):
+    page = (site / "algorithms/spider.html").read_text()
+    assert page.count("<math") > 5
+    assert "arithmatex" not in page
+    assert "def" in page
+    assert "prox_spider" in page
+    assert "--8&lt;--" not in page
+
+
+def test_what_the_root_package_offers_is_in_the_reference(site):
+    tree = ast.parse((ROOT / "src/silodp/__init__.py").read_text())
+    home = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict))
+    text = (site / "reference.html").read_text()
+    missing = [name for name, where in home.items() if name != "ALGORITHMS" and f'id="silodp.{where}.{name}"' not in text]
+    assert not missing

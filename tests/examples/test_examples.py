@@ -1,0 +1,48 @@
+"""The examples run as they stand, and end where they say."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name, *words):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / name), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_risk_score_is_sparse_accurate_and_within_its_budget():
+    said = run("risk_score.py")
+    used = int(re.search(r"(\d+) of 30 features", said)[1])
+    assert 3 <= used <= 25
+    assert float(re.search(r"Test error (\S+)", said)[1]) < 0.15
+    assert all(1.99 < float(spent) <= 2 for spent in re.findall(r"epsilon (\S+) of 2", said))
+
+
+def test_a_loss_of_ones_own_finds_the_quantiles():
+    said = run("own_loss.py")
+    median, upper = (int(share) for share in re.findall(r"(\d+)% of 100", said))
+    assert 35 <= median <= 65
+    assert 75 <= upper <= 98
+    assert re.findall(r"epsilon (\S+) of 3", said) == ["3.0000"] * 4
+
+
+ENGINE = next((name for name, package in (("nvflare", "nvflare"), ("flower", "flwr")) if importlib.util.find_spec(package)), "direct")
+
+
+@pytest.mark.xdist_group(f"federation-{ENGINE}")
+def test_images_are_learnt_over_the_network_and_every_ledger_verifies():
+    said = run("images_over_the_network.py", ENGINE)
+    assert said.count("answered 16 of 16") == 3
+    assert said.count("is whole") == 3
+    # in simulation 12 draws of this noise end between 0.14 and 0.21
+    assert float(re.search(r"Test error (\S+)", said)[1]) < 0.35

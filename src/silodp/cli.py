@@ -18,6 +18,7 @@ from rich.table import Table
 from silodp.core.errors import BadInput, Refused
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
+from silodp.shuffler.commands import shuffler
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
+app.add_typer(shuffler, name="shuffler")
 app.command()(audit)
 out = Console(highlight=False)
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import Refused
 from silodp.core.relay import DECLINED, Declined, decode_request, encode_outcome
-from silodp.shuffler.pool import Pool
+from silodp.shuffler.pool import Kept, Pool
 from silodp.shuffler.store import Store
 
 HOUR = 3600.0
@@ -31,7 +31,7 @@ class Note:
     code: str
     round: str = "-"
     boxes: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
 
 
 class Door:
@@ -80,6 +80,10 @@ class Door:
         now = self._clock()
         if self._store.since(now - HOUR) >= self._most:
             raise Refused("rate")
-        passed = self._pool.total(request)
-        self._note = replace(self._note, dropped=dict(Counter(passed.dropped.values())))
+        try:
+            passed = self._pool.total(request)
+        except Kept as kept:
+            self._note = replace(self._note, dropped=Counter(kept.dropped.values()))
+            raise
+        self._note = replace(self._note, dropped=Counter(passed.dropped.values()))
         return self._store.keep(request.round, encode_outcome(passed, self._key), now)

@@ -27,6 +27,14 @@ from silodp.core.errors import Refused
 from silodp.core.relay import Passed, Request
 
 
+class Kept(Refused):
+    """There is no total to pass on; `dropped` says why boxes were left out, by their SHA-256."""
+
+    def __init__(self, code: str, dropped: dict[str, str]) -> None:
+        super().__init__(code)
+        self.dropped = dropped
+
+
 class Pool:
     """Opens boxes with the shuffler's key and adds those of its members."""
 
@@ -34,7 +42,7 @@ class Pool:
         self._key, self._roster, self._largest = private_key, frozenset(roster), largest
 
     def total(self, request: Request) -> Passed:
-        """The total of the boxes that count; Refused("too-few" | "range") if there is none."""
+        """The total of the boxes that count; Kept("too-few" | "range") if there is none."""
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
         for digest, box in sorted((hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes)):
@@ -46,11 +54,11 @@ class Pool:
             except Refused as refusal:
                 dropped[digest] = refusal.code
         left, records = _content(dict(taken.values()))
-        if len(left) < 2:
-            raise Refused("too-few")
-        if records * request.bits >= 2**62:
-            raise Refused("range")
         dropped |= {digest: "too-few" for digest, _ in taken.values() if digest not in left}
+        if len(left) < 2:
+            raise Kept("too-few", dropped)
+        if records * request.bits >= 2**62:
+            raise Kept("range", dropped)
         return Passed(request.round, len(left), records, add_counts([c.counts for c in left.values()]), dropped)
 
     def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:

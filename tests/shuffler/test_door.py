@@ -32,7 +32,7 @@ from mixing import (
 from silodp.core import frames
 from silodp.core.box import box_length
 from silodp.core.errors import BadInput
-from silodp.core.relay import DECLINED, REQUEST, Declined, Passed
+from silodp.core.relay import DECLINED, REQUEST, Declined, Passed, encode_outcome
 from silodp.shuffler import store as store_module
 from silodp.shuffler.daemon import line_of, public
 from silodp.shuffler.store import Store
@@ -65,6 +65,12 @@ def test_once_a_round_is_passed_on_every_other_set_of_boxes_gets_the_same_bytes(
     passed = outcome(first)
     assert isinstance(passed, Passed)
     assert passed.totals.tolist() == np.sum([counts_of(i) for i in range(4)], axis=0).tolist()
+
+
+def test_of_two_that_add_up_a_round_at_once_the_first_to_store_it_decides(store):
+    first, second = (encode_outcome(pool().total(request(*boxes)), SIGN) for boxes in (GOOD, GOOD[:3]))
+    assert store.keep(ROUND, first, 1.0) == first
+    assert store.keep(ROUND, second, 2.0) == store.reply(ROUND) == first
 
 
 def test_a_round_that_was_declined_stays_open_for_more_boxes_and_its_refusal_is_bound_to_the_request(store):

@@ -45,6 +45,7 @@ def altered(content: bytes) -> bytes:
 ODD = {
     "malformed": [
         GOOD[0][:-1] + bytes([GOOD[0][-1] ^ 1]),
+        GOOD[0][:31] + bytes([GOOD[0][31] ^ 128]) + GOOD[0][32:],  # a bit that X25519 itself does not look at
         bytes(len(GOOD[0])),
         box(3, OTHER),  # another round's
         box(3, key=public(X25519PrivateKey.generate())),

@@ -79,7 +79,8 @@ class Settings:
         names = [field.name for field in fields(cls)]
         if wrong := [*(name for name in table if name not in names), *(name for name in names if name not in table)]:
             raise BadInput(f"settings: the field {wrong[0]!r} is unknown or missing; the fields are {', '.join(names)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+        found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+        return cls(**found)
 
 
 def _match(name: str, value: object, pattern: str, wanted: str) -> None:

@@ -34,12 +34,11 @@ def test_what_comes_out_is_the_sum_and_how_many_silos_and_records_are_in_it():
     assert (passed.round, passed.contributions, passed.records, passed.dropped) == (ROUND, 3, 300, {})
 
 
-def altered(content: bytes) -> bytes:
-    """A box whose plain text is a member's but for one bit of a count, sealed again."""
-    info = _INFO + bytes.fromhex(ROUND)
-    plain = bytearray(_SUITE.decrypt(content, SEAL, info))
-    plain[80] ^= 1
-    return _SUITE.encrypt(bytes(plain), SEAL.public_key(), info)
+def resealed(content: bytes, was: str = ROUND, *, flip: int = 0) -> bytes:
+    """A box for this round with the plain text of another, but for the bits `flip` of one count."""
+    plain = bytearray(_SUITE.decrypt(content, SEAL, _INFO + bytes.fromhex(was)))
+    plain[80] ^= flip
+    return _SUITE.encrypt(bytes(plain), SEAL.public_key(), _INFO + bytes.fromhex(ROUND))
 
 
 ODD = {
@@ -48,11 +47,12 @@ ODD = {
         GOOD[0][:31] + bytes([GOOD[0][31] ^ 128]) + GOOD[0][32:],  # a bit that X25519 itself does not look at
         bytes(len(GOOD[0])),
         box(3, OTHER),  # another round's
+        resealed(box(3, OTHER), OTHER),
         box(3, key=public(X25519PrivateKey.generate())),
         box(3, counts=np.full(DIMENSION, 100 * BITS + 1)),
         box(3, counts=np.full(DIMENSION, -1)),
     ],
-    "signature": [altered(GOOD[0])],
+    "signature": [resealed(GOOD[0], flip=1)],
     "stranger": [box(STRANGER), box(Ed25519PrivateKey.generate(), records=LARGEST, demanded=1)],
     "records": [box(3, records=LARGEST + 1)],
     "differs": [box(3, bits=BITS + 1), box(3, bits=BITS - 1), box(3, counts=counts_of(3)[:-1]), box(3, counts=np.append(counts_of(3), 1))],

@@ -277,10 +277,11 @@ def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_pat
     """A server asks about each round again and again, each time with other boxes, while the shuffler dies and comes back."""
     path, card = made(tmp_path, rounds_per_hour=10**6)
     settings, generator, over = Settings.load(path), random.Random(4), threading.Event()
-    shelf = {f"{k:064x}": boxes_for(card, f"{k:064x}", range(5)) for k in range(40)}
+    times, kills = int(os.environ.get("SILODP_LONG", "15")), 0
+    shelf = {f"{k:064x}": boxes_for(card, f"{k:064x}", range(5)) for k in range(3 * times)}
     seen: dict[str, set[bytes]] = {round: set() for round in shelf}
     failures: list[Exception] = []
-    times, kills, names = int(os.environ.get("SILODP_LONG", "15")), 0, list(shelf)
+    names = list(shelf)
 
     def server(seed: int) -> None:
         choose = random.Random(seed)
@@ -320,4 +321,4 @@ def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_pat
     for round, replies in seen.items():
         assert replies <= {store.reply(round)}
     print(f"\n{times} kills: {sum(map(len, seen.values()))} of {len(shelf)} rounds passed on, {store.since(0)} stored")
-    assert sum(map(len, seen.values())) > 5
+    assert sum(map(len, seen.values())) > 2

@@ -55,7 +55,9 @@ PLANTED = [
     ("server/output.py", "from silodp.lab.evaluate import error_rate", "nothing deployed imports lab or cli"),
     ("wire/inprocess.py", "from silodp import cli", "nothing deployed imports lab or cli"),
     ("shuffler/__init__.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
-    ("shuffler/__init__.py", "from silodp.silo import records", "nothing deployed imports lab or cli"),
+    ("shuffler/pool.py", "from silodp.silo import records", "the shuffler imports core and its socket only"),
+    ("shuffler/door.py", "from silodp.server import remote", "the shuffler imports core and its socket only"),
+    ("listening.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
 ]
 
 

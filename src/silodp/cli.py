@@ -20,6 +20,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
+from silodp.shuffler.commands import shuffler
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
+app.add_typer(shuffler, name="shuffler")
 app.command()(audit)
 app.command()(choose.tune)
 app.command()(doctor)

@@ -23,11 +23,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp import cli
-from silodp.core.codec import Answer, Envelope, Refusal, decode_reply, encode_query
+from silodp.core.codec import Answer, Envelope, Refusal, decode_reply, encode_query, encode_reply
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian, Grad, LocalSteps, Query
+from silodp.listening import LINE_CODES, Server, running, sole, tally
 from silodp.silo import daemon
-from silodp.silo.daemon import LINE_CODES, Log, Server, running, sole
+from silodp.silo.daemon import GateLog
 from silodp.silo.door import Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.policy import Place, Policy
@@ -312,12 +313,12 @@ def test_bad_data_are_refused_in_a_sentence_that_holds_no_value(tmp_path, silodp
 
 
 def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_path, capfd):
-    log = Log(str(tmp_path / "gate.log"), 2000)
+    log = GateLog(str(tmp_path / "gate.log"), 2000)
     for i in range(200):
         log.note(Note("answered", f"q{i}", "Grad"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gate.log", *(f"gate.log.{i}" for i in range(1, 6))]
     assert all(path.stat().st_size <= 2000 for path in tmp_path.iterdir())
-    assert 80 < daemon.tally(str(tmp_path / "gate.log"))["answered"] < 200
+    assert 80 < tally(str(tmp_path / "gate.log"))["answered"] < 200
     log._handler.stream.close()
     log._handler.stream = open("/dev/full", "w")  # noqa: SIM115
     log.note(Note("answered", "q", "Grad"))
@@ -363,7 +364,7 @@ def test_kill_9_in_mid_work_then_a_restart_repeats_what_was_sent_and_charges_not
     assert isinstance(decode_reply(again, limit=2**20, silo_key=silo.key), Answer)
     assert process.socket.ask(frame, PATIENCE) == again
     assert [process.acts(q) for q in ("q1", "q2")] == [["charge", "answer"]] * 2
-    with pytest.raises(BadInput, match="another gate daemon"), sole(process.place.ledger, patience=0.1):
+    with pytest.raises(BadInput, match="another daemon"), sole(process.place.ledger, patience=0.1):
         pass
     # SIGTERM while an answer is computed: it is sent; who waits is told; who is silent is hung up on
     frame, outcome = slow(silo, "q3", 400), []
@@ -431,7 +432,7 @@ def test_a_second_daemon_other_models_other_modes_and_no_asker_are_refused(idle,
     with sole(str(folder / "ledger.db")):
         (tmp_path / "link").symlink_to(folder / "ledger.db")
         assert running(str(tmp_path / "link"))
-        assert "another gate daemon" in started(edited(idle, ledger=f'"{tmp_path}/link"'))
+        assert "another daemon" in started(edited(idle, ledger=f'"{tmp_path}/link"'))
     assert "approves the definition" in started(edited(idle, model='"mlp:5"'))
     assert "approves the definition" in started(edited(idle, prox='"l1:0.1"'))
     assert "approves the definition" in started(edited(idle, definition=f'"{"0" * 64}"'))
@@ -555,8 +556,8 @@ def serving(folder: Path, handle, **changes):
     place = Place(**{field.name: () if field.name in ("classes", "couriers") else "x" for field in fields(Place)} | FITTING)
     place = replace(place, socket=str(folder / "s"), log=str(folder / "log"), **changes)
     stop, tell = socket.socketpair()
-    log, ready = Log(place.log, 10**6), threading.Event()
-    server = Server(place, handle, key=None, limit=10**6, log=log)
+    log, ready = GateLog(place.log, 10**6), threading.Event()
+    server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code)), limit=10**6, log=log)
     thread = threading.Thread(target=server.run, args=(stop, ready.set))
     thread.start()
     try:

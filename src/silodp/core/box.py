@@ -12,6 +12,7 @@ records. The key is a pseudonym on the shuffler's roster: it shows that a contri
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,3 +75,8 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
     if counts.min() < 0 or counts.max() > records * bits:
         raise Refused("malformed")
     return Contribution(round, demanded, records, bits, counts), key.hex()
+
+
+def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
+    """S of `shuffle`, on counts: one total for each coordinate. The separate integers end here."""
+    return np.stack(counts).sum(axis=0, dtype=np.int64)

@@ -1,7 +1,6 @@
 """Bytes <-> queries and replies: the one small protocol that a gate daemon speaks. No pickle, no code, no I/O; imports only core.
 
-A frame is  magic (4) | version (1) | Ed25519 public key (32) | signature (64) | body length (8, little-endian) | body.
-The signature covers magic, version and body. The body is a safetensors file: its header's metadata holds one JSON text under "silodp",
+`frames` has the outside of a frame: key, signature and length. The body is a safetensors file: its header's metadata holds one JSON text under "silodp",
 and the points are its tensors. A body is canonical: sorted keys, no spaces, floats as hex, tensors in the order of their names without
 gaps. The decoder writes again what it read and refuses a body that differs in a single byte, so unknown or repeated fields, other
 spellings of a number, holes and trailing bytes have no way in, and SHA-256 of the body names the query.
@@ -19,23 +18,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core import query as core
 from silodp.core.errors import BadInput, Refused
+from silodp.core.frames import OVERHEAD as OVERHEAD
+from silodp.core.frames import VERSION
+from silodp.core.frames import seal as _seal
+from silodp.core.frames import unseal as _unseal
 from silodp.core.query import Event, Gaussian, Mechanism, Query, Shared, Shuffled
 
-VERSION = 1
-QUERY, REPLY, OVERHEAD = b"SDPQ", b"SDPR", 4 + 1 + 32 + 64 + 8
+QUERY, REPLY = b"SDPQ", b"SDPR"
 MAX_HEADER = 2**13
 """Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it is parsed."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "U8": np.dtype("u1")}
 _TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
-_UNSIGNED = bytes(32), bytes(64)
 
 Table = dict[str, tuple[Any, dict[str, str]]]
 POINT, VECTOR, INTEGER, REAL, NAME = "point", "vector", "integer", "real", "name"
@@ -215,34 +215,6 @@ def _read_reply(fields: dict, tensors: dict[str, np.ndarray]) -> Answer | Sealed
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------
-
-
-def _seal(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey | None) -> bytes:
-    signed = magic + version.to_bytes(1)
-    key, signature = _UNSIGNED
-    if private_key is not None:
-        key, signature = private_key.public_key().public_bytes_raw(), private_key.sign(signed + body)
-    return signed + key + signature + len(body).to_bytes(8, "little") + body
-
-
-def _unseal(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
-    """The body of a frame and the key whose signature it bears; None for the all-zero key and signature of an unsigned one."""
-    if len(frame) > limit:
-        raise Refused("size")
-    if len(frame) < OVERHEAD or frame[:4] != magic:
-        raise Refused("malformed")
-    if frame[4] != VERSION:
-        raise Refused("version")
-    key, signature, body = frame[5:37], frame[37:101], frame[OVERHEAD:]
-    if int.from_bytes(frame[101:OVERHEAD], "little") != len(body):
-        raise Refused("malformed")
-    if (key, signature) == _UNSIGNED:
-        return body, None
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, frame[:5] + body)
-    except (InvalidSignature, ValueError):
-        raise Refused("signature") from None
-    return body, key.hex()
 
 
 def _body(fields: dict, tensors: dict[str, np.ndarray]) -> bytes:

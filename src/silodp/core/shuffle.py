@@ -24,6 +24,7 @@ import numpy as np
 
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, BinomialSum, epsilon, is_power_of_half
+from silodp.core.box import add_counts as add_counts
 from silodp.core.errors import BadInput
 
 RandomBytes = Callable[[int], bytes]
@@ -130,11 +131,6 @@ def _permutation(n: int, random_bytes: RandomBytes) -> np.ndarray:
         order = np.argsort(keys)
         if np.all(np.diff(keys[order]) > 0):
             return order
-
-
-def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
-    """S, counts: one total for each coordinate. The separate integers end here."""
-    return np.stack(counts).sum(axis=0, dtype=np.int64)
 
 
 # --- analyzer -------------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,8 @@ What is printed here, and what `silo.json` hands to the server's operator, holds
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import resource
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from silodp import listening
 from silodp.core.card import Card
 from silodp.core.errors import BadInput
 
@@ -221,7 +219,7 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
     import numpy as np
 
-    from silodp.silo.daemon import exposed
+    from silodp.listening import exposed
 
     n, said = len(y), []
     if n < 100:
@@ -272,7 +270,7 @@ def init(
 
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
-    _leave_no_core()
+    listening.leave_no_core()
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
@@ -293,13 +291,6 @@ def init(
     out.print(f"Then start the gate: silodp silo serve {made.policy}")
 
 
-def _leave_no_core() -> None:
-    """A core file would hold the records; where cores go to a program, the limit alone does not stop them."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
-
-
 @silo.command()
 def serve(policy: PolicyFile) -> None:
     """Answer queries on the policy's socket until SIGTERM.
@@ -309,8 +300,8 @@ def serve(policy: PolicyFile) -> None:
     from silodp.silo import daemon
 
     os.umask(0o077)
-    _leave_no_core()
-    with daemon.signalled() as stop:
+    listening.leave_no_core()
+    with listening.signalled() as stop:
         daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
 
 
@@ -320,12 +311,11 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
-    from silodp.silo import daemon
     from silodp.silo.durable import DurableLedger
     from silodp.silo.policy import Place, Policy
 
     rules, place = Policy.load(policy), Place.load(policy)
-    runs, opened, words = daemon.running(place.ledger), DurableLedger.open(Path(place.ledger)), daemon.tally(place.log)
+    runs, opened, words = listening.running(place.ledger), DurableLedger.open(Path(place.ledger)), listening.tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
     passed = ("answered", "repeated", "started", "stopped")

@@ -1,0 +1,47 @@
+"""The outside of every message here: magic (4) | version (1) | Ed25519 public key (32) | signature (64) | body length (8) | body.
+
+The length is little-endian; the signature covers magic, version and body. What a body says is for others to read, and only after this.
+"""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from silodp.core.errors import Refused
+
+VERSION = 1
+OVERHEAD = 4 + 1 + 32 + 64 + 8
+_UNSIGNED = bytes(32), bytes(64)
+
+
+def seal(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey | None) -> bytes:
+    """The frame, signed where there is a key."""
+    signed = magic + version.to_bytes(1)
+    key, signature = _UNSIGNED
+    if private_key is not None:
+        key, signature = private_key.public_key().public_bytes_raw(), private_key.sign(signed + body)
+    return signed + key + signature + len(body).to_bytes(8, "little") + body
+
+
+def unseal(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
+    """The body of a frame and the key whose signature it bears; None for the all-zero key and signature of an unsigned one.
+
+    On any other bytes whatever: Refused("size" | "malformed" | "version" | "signature").
+    """
+    if len(frame) > limit:
+        raise Refused("size")
+    if len(frame) < OVERHEAD or frame[:4] != magic:
+        raise Refused("malformed")
+    if frame[4] != VERSION:
+        raise Refused("version")
+    key, signature, body = frame[5:37], frame[37:101], frame[OVERHEAD:]
+    if int.from_bytes(frame[101:OVERHEAD], "little") != len(body):
+        raise Refused("malformed")
+    if (key, signature) == _UNSIGNED:
+        return body, None
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, frame[:5] + body)
+    except (InvalidSignature, ValueError):
+        raise Refused("signature") from None
+    return body, key.hex()

@@ -1,0 +1,89 @@
+"""The door of a deployed shuffler: a frame of bytes comes in, a frame of bytes goes out. A round is passed on at most once.
+
+What leaves is a total that was stored before, or one code of `relay.DECLINED`. A request that is declined leaves its round open, so that
+more boxes may be sent; nothing of its counts is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.errors import Refused
+from silodp.core.relay import DECLINED, Declined, decode_request, encode_outcome
+from silodp.shuffler.pool import Kept, Pool
+from silodp.shuffler.store import Store
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """What an operator may read of one frame: passed, repeated, or the code of the refusal; and why boxes were dropped, how many each."""
+
+    code: str
+    round: str = "-"
+    boxes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class Door:
+    """Answers the requests of listed askers, one at a time."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        store: Store,
+        *,
+        key: Ed25519PrivateKey,
+        askers: Collection[str],
+        rounds_per_hour: int,
+        limit: int,
+        clock: Callable[[], float] = time.time,
+        noted: Callable[[Note], None] = lambda note: None,
+    ) -> None:
+        self._pool, self._store, self._key, self._askers = pool, store, key, frozenset(askers)
+        self._most, self._limit, self._clock, self._noted = rounds_per_hour, limit, clock, noted
+        self._lock = threading.Lock()
+        self._note = Note("passed")
+
+    def handle(self, frame: bytes) -> bytes:
+        """The reply to a frame: always a valid one, whatever the bytes."""
+        with self._lock:
+            self._note = Note("passed")
+            try:
+                reply = self._answer(frame)
+            except Exception as error:
+                code = error.code if isinstance(error, Refused) and error.code in DECLINED else "internal"
+                self._note = replace(self._note, code=code)
+                reply = encode_outcome(Declined(code, hashlib.sha256(frame).hexdigest()), self._key)
+            with contextlib.suppress(Exception):  # a full disk stops no total that was stored
+                self._noted(self._note)
+            return reply
+
+    def _answer(self, frame: bytes) -> bytes:
+        """Decode, asker, what is stored, rate, add, store, send: each only if all before it agreed."""
+        request, asker = decode_request(frame, limit=self._limit)
+        if asker not in self._askers:
+            raise Refused("asker")
+        self._note = Note("passed", request.round, len(request.boxes))
+        if (stored := self._store.reply(request.round)) is not None:
+            self._note = replace(self._note, code="repeated")
+            return stored
+        now = self._clock()
+        if self._store.since(now - HOUR) >= self._most:
+            raise Refused("rate")
+        try:
+            passed = self._pool.total(request)
+        except Kept as kept:
+            self._note = replace(self._note, dropped=Counter(kept.dropped.values()))
+            raise
+        self._note = replace(self._note, dropped=Counter(passed.dropped.values()))
+        return self._store.keep(request.round, encode_outcome(passed, self._key), now)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from silodp.core.errors import BadInput
 from silodp.core.schema import Schema
-from silodp.silo.schema import load_by_schema, read_silo
+from silodp.silo.schema import load_by_schema, read_table
 
 SCHEMA = Schema.of(
     tomllib.loads("""
@@ -47,6 +47,11 @@ X = [
     [1, 0, 0, 0, 1, 0, 0, 0, 1, -1, 0, 1],
     [-1, 0, 0, 0, 0, 1, 1, 0, 0, -1, 0, -0.5],
 ]
+
+
+def read_silo(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+    table = read_table(path, schema)
+    return table.x, table.y
 
 
 def write(path: Path, text: str) -> Path:

@@ -101,6 +101,10 @@ class Label:
     huber: float = 0.0
     edges: tuple[float, ...] = ()
 
+    @property
+    def name(self) -> str:
+        return " and ".join(self.columns) or "the sub-folder's name"
+
     def table(self) -> dict[str, Any]:
         if self.task == "survival":
             return {"task": self.task, "time": self.columns[0], "event": self.columns[1], "edges": list(self.edges)}

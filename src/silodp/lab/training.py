@@ -22,7 +22,7 @@ from silodp.server.settings import find, participation_by_name, sampling_by_name
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
 from silodp.silo.records import Records
-from silodp.silo.schema import load_by_schema, read_silo
+from silodp.silo.schema import load_by_schema, read_table
 
 UNCHARGED = "The built-in data sets come standardised with statistics of the raw data, as in the paper; that is not charged to the budget."
 
@@ -112,8 +112,9 @@ def _load_by(schema: Schema, request: Request) -> tuple[Records, int, tuple[str,
     if request.classes is not None or request.label != "label" or request.scale not in ("private", "none"):
         raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
     loaded = load_by_schema(request.silos, schema)
-    held_out = tuple(map(torch.from_numpy, read_silo(request.test, schema))) if request.test else None
-    return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out  # type: ignore[return-value]
+    test = read_table(request.test, schema) if request.test else None
+    held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
+    return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
 
 
 def _budgets(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:

@@ -225,7 +225,7 @@ def _check_names(path: Path, names: list[str]) -> None:
     if "" in names:
         raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
     if twice := _repeated(names):
-        raise BadInput(f"{path} has more than one column {twice!r}; each name may occur once.")
+        raise BadInput(f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once.")
 
 
 def _check_columns(path: Path, names: list[str], label: str) -> None:

@@ -7,7 +7,9 @@ daemon's journal, and must never travel.
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,20 +28,43 @@ def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
     """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1]."""
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
-    return Loaded([read_silo(path, schema) for path in paths], schema.features, schema.label.classes, names)
+    tables = [read_table(path, schema) for path in paths]
+    return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
 
 
-def read_silo(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """x (n, features) float32 and y (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by."""
+
+    x: np.ndarray  # (n, features) float32, within [-1, 1]
+    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
+    raw: tuple[np.ndarray, np.ndarray]
+
+
+def read_table(path: Path, schema: Schema) -> Table:
+    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
     if schema.images:
-        return read_images(path, schema.images, schema.label.classes)
+        x, y, prints = read_images(path, schema.images, schema.label.classes)
+        return Table(x, y, (prints, y))
     cells = read_cells(path)
     _check_columns(path, cells, schema)
-    n = len(next(iter(cells.values())))
-    if n == 0:
+    if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-    parts = [_features(path, column, cells[column.name]) for column in schema.columns]
-    return np.column_stack(parts).astype(np.float32), _label(path, schema, cells)
+    x = np.column_stack([_features(path, column, cells[column.name]) for column in schema.columns])
+    first, *rest = (_raw(cells[name]) for name in sorted(cells))
+    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first))
+
+
+def _raw(cells: np.ndarray) -> np.ndarray:
+    """A number for each cell: its own, or 24 bits of the hash of its text."""
+    if cells.dtype.kind in "biuf":
+        return cells.astype(np.float32)
+    code, texts = _distinct(cells)
+    numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
+    hashed = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big")) for text in texts]
+    gone = np.array([text.lower() in MISSING for text in texts])
+    with np.errstate(over="ignore"):
+        return np.where(np.isnan(numbers) & ~gone, hashed, numbers).astype(np.float32)[code]
 
 
 def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:

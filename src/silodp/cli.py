@@ -18,6 +18,7 @@ from rich.table import Table
 from silodp.core.errors import BadInput, Refused
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
+from silodp.project_commands import Project, init
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
 
@@ -31,6 +32,7 @@ app.add_typer(ledger, name="ledger")
 app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
 app.command()(audit)
+app.command()(init)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -373,6 +375,7 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
 
 @app.command()
 def train(
+    project: Project = None,
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo.")] = None,
     schema: Annotated[Path | None, typer.Option(help="The public schema of the silos' files, in TOML; `silodp init` drafts one.")] = None,

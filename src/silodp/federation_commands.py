@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput
+from silodp.project_commands import Project
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -49,6 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.
 
 @federation.command()
 def up(
+    project: Project = None,
     folder: Folder = Path("federation"),
     silos: Annotated[int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")] = 3,
     data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")] = None,
@@ -337,6 +339,7 @@ def _family(pid: int) -> list[int]:
 
 @federation.command()
 def run(
+    project: Project = None,
     folder: Folder = Path("federation"),
     algorithm: Annotated[str, typer.Option(help="As for `silodp train`: spider, mb-sgd, local-sgd, prox-svrg, ...")] = "spider",
     epsilon: Annotated[float | None, typer.Option(help="What the run may spend at each silo; a silo's whole budget by default.")] = None,

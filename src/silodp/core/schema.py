@@ -24,7 +24,7 @@ number and their order are a function of the schema alone; `text` is its one spe
     column = "readmitted"
     task = "binary"                               # or multiclass; regression with range; survival with time, event and edges
     classes = ["no", "yes"]
-    weights = [1, 4]                              # optional, public
+    weights = [0.25, 1]                           # optional, public; with the largest at 1, since what the clip cuts off is not weighed
 
 Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize, and a folder for each class.
 """

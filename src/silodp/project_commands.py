@@ -176,6 +176,7 @@ def init(
     label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
     model: Annotated[str | None, typer.Option(help="linear, logistic, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
+    seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
 ) -> None:
     """Start a project: silodp.toml, schema.toml, model.py and a README with the next commands. Writes over nothing.
 
@@ -183,6 +184,8 @@ def init(
     """
     if demo and (source or types or label):
         raise BadInput("--demo comes with a schema of its own; leave out --from, --type and --label")
+    if seed < 0:
+        raise BadInput(f"seed is {seed}; it must be 0 or more")
     word = {None: "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
     if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|mlp:[1-9]\d*", word):
         raise BadInput(f"model {model!r} is unknown; use linear, logistic, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py")
@@ -191,7 +194,7 @@ def init(
         from silodp.silo import demo as made_up
 
         files["schema.toml"] = made_up.SCHEMA
-        files |= {f"data/{name}.csv": made_up.csv_text(name) for name in (*made_up.HOSPITALS, "test")}
+        files |= {f"data/{name}.csv": made_up.csv_text(name, seed) for name in (*made_up.HOSPITALS, "test")}
     else:
         files["schema.toml"] = draft(_names(source), dict(map(_typed, types or ())), label)
     silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")

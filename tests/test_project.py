@@ -287,6 +287,12 @@ def test_another_schema_gives_the_same_people_no_second_budget(trial):
         gate(trial, "west", name="again", schema=trial / "other.toml")
 
 
+def test_the_operator_is_told_of_a_range_in_other_units(trial):
+    (trial / "other.toml").write_text((trial / "schema.toml").read_text().replace("[80, 220]", "[10, 130]"))
+    assert not any("units" in sentence for sentence in gate(trial, "east").findings)
+    assert any("Columns: systolic." in sentence for sentence in gate(trial, "west", schema=trial / "other.toml").findings)
+
+
 def test_a_policy_and_a_card_from_before_schemas_are_still_read(trial):
     (trial / "plain.csv").write_text("a,label\n" + "".join(f"{i / 7},{i % 2}\n" for i in range(30)))
     made = gate(trial, "west", name="plain", data=trial / "plain.csv", schema=None)

@@ -27,8 +27,10 @@ SETTINGS = """\
 # `silodp federation up --project .` and `silodp federation run --project .`. Paths are relative to this folder.
 
 schema = "schema.toml"
-silo = [{silos}]                   # one file, or folder of images, for each silo; for a simulation on one machine
-{test}model = "{model}"            # linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
+# One file, or folder of images, for each silo, to try things on one machine; in earnest each silo keeps its own.
+silo = [{silos}]
+{test}# linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
+model = "{model}"
 
 algorithm = "mb-sgd"               # prox-sgd, local-sgd, spider, adam, ...: see `silodp train --help`
 rounds = 40
@@ -198,7 +200,7 @@ def init(
     else:
         files["schema.toml"] = draft(_names(source), dict(map(_typed, types or ())), label)
     silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")
-    test = 'test = "data/test.csv"           # scored in the clear, as it is nobody\'s; leave it out with real records\n' if demo else ""
+    test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
     if word == "model.py:build":
         files["model.py"] = MODEL

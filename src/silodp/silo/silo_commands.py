@@ -135,7 +135,7 @@ def provision(
         name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         schema=read_by.text if read_by else "",
-        policy=str(folder / "policy.toml"), findings=tuple(findings(x, y, features, place)),
+        policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
     )  # fmt: skip
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # the courier's user must come to the socket, and sees nothing else
@@ -243,6 +243,15 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     if open_to := exposed(place.data, place):
         said.append(f"{open_to}; until then the daemon does not start.")
     return said
+
+
+def clipped(x: np.ndarray, schema: Schema) -> list[str]:
+    """Numbers of which many lie at or beyond an end of their public range, which may be in other units than the file."""
+    numbers = [column.name for column in schema.columns if column.type == "number"]
+    shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
+    many = [name for name, share in shares.items() if share > 0.2]
+    said = "More than a fifth of the values lie at or beyond an end of the schema's range, and are clipped; are the units right? Columns: "
+    return [f"{said}{', '.join(many)}."] if many else []
 
 
 @silo.command()

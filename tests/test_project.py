@@ -1,6 +1,7 @@
 """From an empty folder to a model: `silodp init`, `silodp train --project`, and gates that read by the schema; mistakes get a sentence."""
 
 import json
+import socket
 import stat
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from silodp.core.errors import BadInput
 from silodp.core.schema import Schema
 from silodp.federation_commands import _card, _problem
 from silodp.server.conduct import agree
-from silodp.silo import demo
+from silodp.silo import daemon, demo
 from silodp.silo.daemon import approved_problem, find_schema, read_records
 from silodp.silo.door import Door
 from silodp.silo.durable import DurableLedger
@@ -31,7 +32,7 @@ from silodp.silo.silo_commands import provision
 def silodp(monkeypatch, capsys, tmp_path):
     """Runs `silodp ...` in an empty folder, in this process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "trial"))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
@@ -150,6 +151,7 @@ MISTAKES = [
     (("train", "--schema", "s.toml", "--silo", "a.csv", "--silo", "a.csv"), "is given twice"),
     (("train", "--schema", "s.toml", "--silo", "bare.csv"), "is the first line a header"),
     (("train", "--silo", "a.csv", "--label", "ill", "--test", "a.csv"), "--test is for --schema"),
+    (("train", "--silo", "odd"), "a folder of images needs a schema"),
     (("silo", "init", "g", "--data", "a.csv", "--epsilon", 1, "--schema", "s.toml", "--label", "ill"), "leave out --label and --classes"),
     (("silo", "init", "g", "--data", "bare.csv", "--epsilon", 1, "--schema", "s.toml"), "is the first line a header"),
     (("federation", "up", "--silo", "a.csv", "--schema", "s.toml", "--classes", "0,1"), "leave out --data, --label and --classes"),
@@ -228,7 +230,7 @@ def gate(trial: Path, hospital: str, **changes):
         "label": "label",
         "epsilon": 3.0,
     }
-    settings |= {"askers": ["0" * 64], "registry": trial / "state"}
+    settings |= {"askers": ["0" * 64], "registry": trial / "ledgers"}
     settings |= changes
     return provision(trial / f"gate-{settings['name']}", **settings)
 
@@ -249,7 +251,7 @@ def test_silos_and_server_approve_one_schema(trial):
     agree(cards, _problem(cards[0], None, trial / "schema.toml"))
     assert "Weighted" in _problem(cards[0], None).definition()
     for silo in made:
-        door(silo.policy, trial / "state")
+        door(silo.policy, trial / "ledgers")
     other = trial / "other.toml"
     other.write_text((trial / "schema.toml").read_text().replace("[18, 100]", "[18, 90]"))
     with pytest.raises(BadInput, match="is not the one that silo east reads its file by"):
@@ -266,14 +268,14 @@ def test_a_schema_that_was_changed_is_not_the_one_approved(trial, old, new):
     made, path = gate(trial, "west"), trial / "schema.toml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(BadInput, match="the policy approves the definition"):
-        door(made.policy, trial / "state")
+        door(made.policy, trial / "ledgers")
 
 
 def test_the_classes_of_policy_and_schema_must_agree(trial):
     made, path = gate(trial, "west"), trial / "schema.toml"
     path.write_text(path.read_text().replace('["no", "yes"]', '["yes", "no"]'))
     with pytest.raises(BadInput, match="label and classes are not those of the schema"):
-        door(made.policy, trial / "state")
+        door(made.policy, trial / "ledgers")
 
 
 def test_another_schema_gives_the_same_people_no_second_budget(trial):
@@ -285,6 +287,22 @@ def test_another_schema_gives_the_same_people_no_second_budget(trial):
     (trial / "other.toml").write_text(text)
     with pytest.raises(BadInput, match="in common with the one whose ledger"):
         gate(trial, "west", name="again", schema=trial / "other.toml")
+
+
+def test_the_daemon_serves_by_a_schema_that_only_its_owner_may_change(trial):
+    made, heard = gate(trial, "west", socket=str(trial / "s")), []
+    stop, tell = socket.socketpair()
+
+    def ready(policy: Policy, place: Place) -> None:
+        heard.append(place.schema)
+        tell.sendall(b"!")
+
+    with stop, tell:
+        daemon.serve(made.policy, stop, ready)
+        assert heard == [str(trial / "schema.toml")]
+        (trial / "schema.toml").chmod(0o666)
+        with pytest.raises(BadInput, match=r"schema.toml has mode 0666"):
+            daemon.serve(made.policy, stop, ready)
 
 
 def test_the_operator_is_told_of_a_range_in_other_units(trial):
@@ -299,5 +317,5 @@ def test_a_policy_and_a_card_from_before_schemas_are_still_read(trial):
     policy, card = Path(made.policy), Path(made.policy).parent / "silo.json"
     policy.write_text("".join(line for line in policy.read_text().splitlines(keepends=True) if not line.startswith("schema")))
     card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "schema"}))
-    door(made.policy, trial / "state")
+    door(made.policy, trial / "ledgers")
     agree([_card(card)], _problem(_card(card), None))

@@ -108,6 +108,8 @@ def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
 
 def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
     suffix = path.suffix.lower()
+    if suffix not in readers and path.is_dir():
+        raise BadInput(f"{path} is a folder, not a file; a folder of images needs a schema with a table [images].")
     if suffix not in readers:
         raise BadInput(f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz.")
     if not path.is_file():

@@ -66,8 +66,8 @@ COMMENTS = {
     "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",
     "connections": "Open connections, at most.",
     "timeout": "Seconds after which a silent or slow courier is hung up on.",
-    "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
+    "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
 }
 
 

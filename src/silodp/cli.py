@@ -20,6 +20,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
+from silodp.project_commands import Project, init
 from silodp.shuffler.commands import shuffler
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
@@ -37,6 +38,7 @@ app.add_typer(shuffler, name="shuffler")
 app.command()(audit)
 app.command()(choose.tune)
 app.command()(doctor)
+app.command()(init)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -396,12 +398,15 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
 
 @app.command()
 def train(
+    project: Project = None,
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo.")] = None,
+    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The public schema of the silos' files, in TOML; `silodp init` drafts one.")] = None,
+    test: Annotated[Path | None, typer.Option(help="A file, with --schema, to score on in the clear: for research only.")] = None,
     label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     algorithm: AlgorithmName = "spider",
-    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION for your own torch module.")] = "mlp:8",
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module.")] = "mlp:8",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
     epsilon: Annotated[list[str] | None, typer.Option(help="Budget: a number, or NAME=NUMBER for one silo; may be repeated.")] = None,
     delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
@@ -444,6 +449,7 @@ def train(
         epsilon=tuple(epsilon or ("3",)), delta=tuple(delta or ()), step=positive("step", step), clip=positive("clip", clip),
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, scale=scale, output_rule=output_rule,
         user_level=user_level, seed=seed, data_dir=data_dir, folder=out_dir or Path("runs") / "train",
+        schema=schema, test=test,
         schedule={
             "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
             "momentum": momentum, "kappa": kappa,
@@ -459,8 +465,9 @@ def train(
     for s in summary["silos"]:
         table.add_row(s["name"], f"{s['epsilon']:g}", f"{s['delta']:.3g}", f"{s['spent_epsilon']:.4f}")
     out.print(table)
-    if "test_error" in summary:
-        out.print(f"Test error {summary['test_error']:.3f} on held-out records (looked at raw data: a research figure, not private).")
+    score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
+    if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
+        out.print(f"{', '.join(told).capitalize()} on held-out records (looked at raw data: a research figure, not private).")
     if summary["note"]:
         out.print(summary["note"])
     out.print(f"Model: {summary['model']}")

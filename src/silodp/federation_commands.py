@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput
+from silodp.project_commands import Project
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -49,13 +50,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.
 
 @federation.command()
 def up(
+    project: Project = None,
     folder: Folder = Path("federation"),
     silos: Annotated[int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")] = 3,
     data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="A silo's own CSV, Parquet or NPZ file instead; once for each silo.")] = None,
+    silo: Annotated[
+        list[Path] | None, typer.Option(help="A silo's own CSV, Parquet or NPZ file, or folder of images, instead; once for each.")
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="The public schema of the silos' own files, instead of --label and --classes.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="nvflare, flower, or direct: no engine, the server asks the gates' sockets.")] = "nvflare",
     epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
-    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION.")] = "mlp:16",
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION.")] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
@@ -79,6 +86,8 @@ def up(
         return _begin(folder, state, as_json)
     if bool(data) == bool(silo):
         raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
+    if schema and (data or classes is not None or label != "label"):
+        raise BadInput("--schema is for the silos' own files, and has the label and its classes; leave out --data, --label and --classes")
     site = _site(engine)
     from silodp.silo.silo_commands import provision
 
@@ -101,6 +110,7 @@ def up(
             folder / "silos" / name, data=path, label="label" if data else label, name=name, epsilon=epsilon, classes=declared,
             model=model, prox=prox, askers=[key.public_key().public_bytes_raw().hex()], queries_per_run=10_000, queries_per_hour=100_000,
             statistics=("Grad", "GradDiff", "LocalSteps", "SteeredSteps"), registry=folder / "state/ledgers" if data else None,
+            schema=schema,
         )  # fmt: skip
         policies[name] = made.policy
     if site:
@@ -330,6 +340,7 @@ def _family(pid: int) -> list[int]:
 
 @federation.command()
 def run(
+    project: Project = None,
     folder: Folder = Path("federation"),
     algorithm: Annotated[str, typer.Option(help="As for `silodp train`: spider, mb-sgd, local-sgd, prox-svrg, ...")] = "spider",
     epsilon: Annotated[float | None, typer.Option(help="What the run may spend at each silo; a silo's whole budget by default.")] = None,
@@ -357,6 +368,9 @@ def run(
     card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
     key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub.")] = None,
     model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="The server's own copy of the schema, to be sure that the silos' is the same.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second time.
@@ -383,7 +397,7 @@ def run(
     if not resume and (place / "run.json").exists():
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
-    conduct = Conduct(cards, _problem(cards[0], model), order, carrier, place, key=signing, quorum=quorum, patience=waits)
+    conduct = Conduct(cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum, patience=waits)
     _follow(conduct, len(cards), quiet=as_json)
     if as_json:
         print(json.dumps(conduct.summary))
@@ -428,16 +442,27 @@ def _run_folder(runs: Path, resume: bool) -> Path:
     return runs / str(numbers[-1] if resume else numbers[-1] + 1 if numbers else 1)
 
 
-def _problem(card: Card, model: str | None) -> Problem:
+def _problem(card: Card, model: str | None, schema: Path | None = None) -> Problem:
     """The problem that the card names; a model in a file must be this server's own copy of it."""
-    from silodp.core.losses import cross_entropy, squared_error
     from silodp.core.models import model_by_name
     from silodp.core.problem import Problem
     from silodp.core.prox import by_name
+    from silodp.core.schema import Schema
+    from silodp.core.task import Task
 
+    if schema and Schema.load(schema).text != card.schema:
+        raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
+    read_by = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None
+    if read_by and (read_by.features, read_by.label.classes) != (card.features, card.classes):
+        raise BadInput(
+            f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"
+        )
+    task, shape = (read_by.task, read_by.shape) if read_by else (Task.plain(len(card.classes)), ())
+    named = read_by.hash if read_by else ""
     path, _, function = (model or card.model).rpartition(":")
     if not path.endswith(".py"):
-        return Problem(*model_by_name(model or card.model, len(card.features), len(card.classes)), by_name(card.prox))
+        made = model_by_name(model or card.model, len(card.features), task, shape)
+        return Problem(*made, by_name(card.prox), schema=named)
     if model is None:  # what a card names is not run, even if such a file is here
         raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
     import runpy
@@ -446,8 +471,8 @@ def _problem(card: Card, model: str | None) -> Problem:
         build = runpy.run_path(path)[function]
     except (OSError, KeyError):
         raise BadInput(f"model {model} cannot be used; give FILE.py:FUNCTION, called with (features, outputs)") from None
-    loss = cross_entropy if card.classes else squared_error
-    return Problem(build(len(card.features), max(len(card.classes), 1)), loss, by_name(card.prox))
+    outputs, loss = task.head()
+    return Problem(build(len(card.features), outputs), loss, by_name(card.prox), schema=named)
 
 
 # --- files --------------------------------------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
         signing = _read_key(federation.folder / "asker.key")
         channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, patience=patience)
         got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
-    records = Records.of([read_records(Place.load(policy))[:2] for policy in federation.policies])
+    records = Records.of([(held.x, held.y) for held in (read_records(Place.load(policy), None) for policy in federation.policies)])
     without = {kind: replace(mechanism, noise_multiplier=0.0) for kind, mechanism in plan.mechanisms.items()}
     simulation = simulated_federation(federation.problem, records, Everyone(3))
     wanted = list(run(simulation, federation.problem, start, **without))

@@ -123,7 +123,7 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
         ("age,Diagnosis_\n1,benign\n", ["no label column 'diagnosis'", "'age', 'Diagnosis_'", "did you mean 'Diagnosis_'?"]),
         ("age;diagnosis\n1;benign\n", ["separated by commas"]),
         ("diagnosis\nbenign\n", ["no feature columns"]),
-        ("age,age ,diagnosis\n1,2,benign\n", ["more than one column 'age'"]),
+        ("age,age ,diagnosis\n1,2,benign\n", ["more than one column with the name of column 1"]),
         (",age,diagnosis\n0,1,benign\n", ["column 1 has no name", "index=False"]),
         ('"a\nge",diagnosis\n1,benign\n', ["line break within its header"]),
         ("age,bp,diagnosis\n1,2,benign\n1,abc,benign\n", ["column 'bp', row 2 ", "'abc'", "a finite number"]),

@@ -85,7 +85,7 @@ def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
         (["--epsilon", "0"], "epsilon is 0; it must be greater than 0"),
         (["--epsilon", "inf"], "epsilon is inf; a durable ledger needs a finite one"),
         (["--epsilon", "1", "--delta", "2"], "delta is 2; it must lie strictly between 0 and 1"),
-        (["--epsilon", "1", "--rule", "pld"], "--rule is 'pld'; it must be gdp, renyi, renyi:ORDER or committed"),
+        (["--epsilon", "1", "--rule", "pld"], "--rule is 'pld'; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER or committed"),
         (["--epsilon", "1", "--rule", "renyi:0.5"], "the Renyi order is 0.5; it must be greater than 1"),
         (["--epsilon", "1", "--rule", "renyi:many"], "'many' must be a number greater than 0"),
         (["--epsilon", "1", "--rule", "committed"], "the committed rule needs a schedule"),

@@ -1,6 +1,7 @@
 """The gate in a shuffle: what leaves is a box for the shuffler alone, priced by all the noise and recorded with the silo's own."""
 
 import json
+import random
 from dataclasses import replace
 from datetime import date
 
@@ -144,6 +145,22 @@ def test_what_is_answered_and_what_is_refused(tmp_path, changes, expected):
     statistic = changes.pop("statistic", None)
     assert code(door, asked("q1", statistic, **changes)[1]) == expected
     assert (ledger.head()[0] > 0) == (expected == "answered")
+
+
+def test_hostile_numbers_get_a_code_and_never_pass_the_budget(tmp_path):
+    door, ledger = silo(tmp_path)
+    rng = random.Random(7)
+    numbers = [1, 2, 30, 200, 500, 0, -1, 2**16, 2**16 + 1, 2**31, 2**42, 2**52, -(2**53), 2**53]
+    seen = set()
+    for i in range(600):
+        coins = {name: rng.choice(numbers) if rng.random() < 0.5 else COINS[name] for name in COINS}
+        p = rng.choice([0.5, 0.5, 0.25, 2.0**-10, 2.0**-11, 0.0, -0.5, 1.0, 1e300, 5e-324])
+        clip = rng.choice([1.0, 1.0, 0.0, -1.0, 1e-7, 1e300, 5e-324])
+        seen.add(code(door, asked(f"q{i}", clip=clip, p=p, round=f"{i}", **coins)[1]))
+        assert ledger.spent() <= POLICY.epsilon
+    assert {"answered", "noise", "clip", "contributions", "budget"} <= seen
+    assert "internal" not in seen
+    ledger.verify()
 
 
 def test_a_silo_without_a_shuffler_or_with_another_rule_answers_nothing(tmp_path):

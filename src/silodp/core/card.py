@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,13 +26,15 @@ class Card:
     classes: tuple[str, ...]
     parameters: int
     definition: str
+    schema: str = dataclasses.field(default="", kw_only=True)
+    """The public schema's one spelling, where the silo reads its file by one."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name)
+            value = table.get(field.name, "" if field.name == "schema" else None)
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
             elif field.type == "int" and type(value) is int and value > 0:

@@ -21,7 +21,6 @@ from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
 from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactivate
-from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 from silodp.core.query import Number
 from silodp.core.structured import Node, Part, parts, structure
@@ -167,8 +166,8 @@ def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
 
 def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
     """The gradient of each record's loss by the model's outputs (S, J, k, n), newly made."""
-    if problem.known_loss:
-        return SLOPES[problem.loss](output, y)
+    if problem.slope:
+        return problem.slope(output, y)
     return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).clone(memory_format=torch.contiguous_format)
 
 

@@ -1,15 +1,23 @@
 """Per-record losses, and in closed form their gradients by the model's output.
 
 A loss takes outputs (N, k) and targets (N, ...) to one number per record, (N,). Any torch loss that sees one record at a time will do
-(the engine shows an unknown loss single records only); those of this file are known to be record by record and have a slope in SLOPES.
+(the engine shows an unknown loss single records only); those of this file are known to be record by record, and `slope_of` has their slopes.
+
+A loss must be a sum over records: then replacing one record changes one clipped term, which is what is priced. Cox's partial likelihood is
+no such sum: each event's term is a log-sum over everybody still at risk, so one record enters the terms of all who die before it, and a
+silo's own risk sets are not the federation's. `Hazard`, the discrete-time likelihood, asks the same question record by record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
+
+from silodp.core.errors import BadInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -24,7 +32,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 def logistic(output: Tensor, target: Tensor) -> Tensor:
     """log(1 + exp(z)) - target z, for one logit z (..., 1) and labels 0 or 1."""
     z = output.squeeze(-1)
-    return torch.nn.functional.softplus(z) - target * z
+    return softplus(z) - target * z
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
@@ -53,3 +61,81 @@ SLOPES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     squared_error: _squared_error_slope,
 }
 """Gradient of each known loss by the outputs: outputs (S, J, k, n) and targets (S, n, ...) to (S, J, k, n), the axes of `clipping`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Weighted:
+    """weights[target] x `loss`, which is cross_entropy or logistic, for public weights of the classes; still a sum over records."""
+
+    loss: Loss
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.loss not in (cross_entropy, logistic):
+            raise BadInput("class weights are for cross_entropy and logistic; weigh another loss in its own function")
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._weight(output, target) * self.loss(output, target)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        return SLOPES[self.loss](output, target).mul_(self._weight(output, target)[:, None, None])
+
+    def _weight(self, output: Tensor, target: Tensor) -> Tensor:
+        weights = torch.tensor(self.weights, dtype=output.dtype, device=output.device)
+        return weights[target.long().clamp(0, len(self.weights) - 1)]
+
+    def __repr__(self) -> str:
+        return f"Weighted({self.loss.__name__}, {self.weights!r})"
+
+
+@dataclass(frozen=True)
+class Huber:
+    """r^2 / 2 up to |r| = delta and delta (|r| - delta / 2) beyond, r = output - target, for one output (..., 1)."""
+
+    delta: float
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        r = (output.squeeze(-1) - target).abs()
+        inside = r.clamp(max=self.delta)
+        return inside * (r - inside / 2)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target[:, None, None].to(output.dtype)).clamp_(-self.delta, self.delta)
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Discrete-time survival: the sum of Bernoulli log-losses over the time bins in which the record is at risk.
+
+    Output k of (..., bins) is the logit of the hazard h_k, the chance that the event falls in bin k given that it has not come before.
+    target = 2 b + event: with event 1 it fell in bin b, and the loss is -log h_b - sum_{k<b} log(1 - h_k); with event 0 the record was
+    last seen in bin b (b = bins: after all of them), and only the bins before it count. Another target gives NaN, and a zero gradient.
+    """
+
+    bins: int
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        survived, ended, known = self._at_risk(target, torch.arange(self.bins, device=output.device))
+        loss = torch.where(survived, softplus(output), 0) + torch.where(ended, softplus(-output), 0)
+        return torch.where(known[..., 0], loss.sum(-1), torch.nan)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        survived, ended, known = self._at_risk(target[:, None], torch.arange(self.bins, device=output.device))
+        survived, ended = ((part & known).movedim(-1, 2) for part in (survived, ended))
+        chance = output.sigmoid()
+        return torch.where(survived, chance, 0) + torch.where(ended, chance - 1, 0)
+
+    def _at_risk(self, target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        code = target.long()[..., None]
+        last, event = code.div(2, rounding_mode="floor"), code % 2 == 1
+        return bins < last, (bins == last) & event, (code >= 0) & (code <= 2 * self.bins)
+
+
+WITH_PARAMETERS = (Weighted, Huber, Hazard)
+
+
+def slope_of(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The slope of a loss of this file, on the axes of SLOPES; None for any other loss."""
+    if type(loss) in WITH_PARAMETERS:
+        return loss.slope  # type: ignore[attr-defined]
+    return next((slope for known, slope in SLOPES.items() if known is loss), None)

@@ -5,24 +5,43 @@ from __future__ import annotations
 from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.losses import Loss, cross_entropy, logistic, squared_error
+from silodp.core.losses import Loss
+from silodp.core.task import Task
 
 
-def model_by_name(text: str, features: int, classes: int) -> tuple[nn.Module, Loss]:
-    """ "linear" (least squares; classes = 0), "logistic", or "mlp:H" with H hidden units, with the loss that belongs to the targets."""
+def model_by_name(text: str, features: int, task: int | Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
+    """ "linear" (for numbers), "logistic", "mlp:H" with H hidden units, or "cnn" for images of `shape`, with the loss that the task asks for.
+
+    A number of classes stands for the plain task: 0 is regression.
+    """
+    task = Task.plain(task) if isinstance(task, int) else task
     name, _, argument = text.partition(":")
-    if name not in ("linear", "logistic", "mlp"):
-        raise BadInput(f"model {text!r} is unknown; use linear, logistic or mlp:HIDDEN, such as mlp:16")
-    if (name == "linear") != (classes == 0) and name != "mlp":
-        raise BadInput(f"model {name} does not fit the label; use linear or mlp for numbers and logistic or mlp for classes")
-    outputs, loss = (
-        (1, squared_error) if classes == 0 else (1, logistic) if classes == 2 and name == "logistic" else (classes, cross_entropy)
-    )
+    if name not in ("linear", "logistic", "mlp", "cnn"):
+        raise BadInput(f"model {text!r} is unknown; use linear, logistic, mlp:HIDDEN, such as mlp:16, or cnn for images")
+    if (name == "linear") != (task.kind == "regression") and name in ("linear", "logistic"):
+        raise BadInput(
+            f"model {name} does not fit the label; use linear or mlp for numbers, and logistic or mlp for classes and survival times"
+        )
+    outputs, loss = task.head(one_logit=name == "logistic")
+    if name == "cnn":
+        return cnn(shape, outputs), loss
     if name != "mlp":
         return nn.Sequential(nn.Linear(features, outputs)), loss
     if not argument.isdigit() or int(argument) < 1:
         raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
     return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), nn.Linear(int(argument), outputs)), loss
+
+
+def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two convolutions with ReLU and max-pooling, and a linear layer, for flattened images of `shape` (channels, height, width)."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise BadInput("model cnn needs images of 4 x 4 pixels or more; give a schema with a table [images], or use mlp:HIDDEN")
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Unflatten(1, shape), nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(16 * (height // 4) * (width // 4), outputs),
+    )
 
 
 def lenet(channels: int, classes: int) -> nn.Module:

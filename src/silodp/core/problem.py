@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from silodp.core.errors import BadInput
-from silodp.core.losses import SLOPES, Loss
+from silodp.core.losses import WITH_PARAMETERS, Loss, slope_of
 from silodp.core.prox import Prox, Zero
 
 
@@ -28,13 +28,16 @@ class Problem:
 
     The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
     The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
+    `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "") -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
         self.loss = loss
-        self.known_loss = any(loss is known for known in SLOPES)
+        self.slope = slope_of(loss)
+        self.known_loss = self.slope is not None
+        self.schema = schema
         self.prox: Prox = Zero() if prox is None else prox
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
         self.sizes = [prod(shape) for shape in self.shapes.values()]
@@ -93,9 +96,10 @@ class Problem:
         return self.loss(output[None], target[None]).sum()
 
     def definition(self) -> str:
-        """A canonical text of f: model, parameter shapes, constants, loss, prox and torch version. Its hash names what a silo approved."""
+        """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch version. Its hash names what a silo approved."""
         constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
         lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {self.prox!r}", f"model {self.model!r}"]
+        lines += [f"schema {self.schema}"] if self.schema else []
         lines += [f"mode {name or '.'} {'train' if m.training else 'eval'}" for name, m in self.model.named_modules()]
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
         lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]
@@ -128,6 +132,8 @@ def _refuse_unusable(model: nn.Module) -> None:
 def _name(loss: object) -> str:
     """A name that stands for the same function in every process."""
     if isinstance(loss, nn.Module):
+        return f"{type(loss).__module__}.{loss!r}"
+    if type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
     if isinstance(loss, functools.partial):
         return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"

@@ -22,7 +22,6 @@ from torch.nn import functional
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
 from silodp.core.convolution import MaxPool, by_kernel, conv_factor, conv_forward, conv_gradients, conv_known, pair
 from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
-from silodp.core.losses import SLOPES
 from silodp.core.problem import Problem
 
 # --- what a layer contributes ------------------------------------------------------------------------------------------------------
@@ -277,6 +276,7 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
             vars(module)["inplace"] = False
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    flatten |= type(module) is nn.Unflatten and module.dim == 1
     return Node(module) if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False) else None
 
 
@@ -401,8 +401,8 @@ def parts(
 
 def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
     """The gradient of each record's loss by the model's outputs."""
-    if problem.known_loss and output.dim() == 2:
-        return SLOPES[problem.loss](output.t()[None, None], y[None])[0, 0].t()
+    if problem.slope and output.dim() == 2:
+        return problem.slope(output.t()[None, None], y[None])[0, 0].t()
     return vmap(grad(problem.record_loss))(output, y)
 
 

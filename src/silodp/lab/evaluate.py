@@ -38,6 +38,12 @@ def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (wrong | ~torch.isfinite(scores).all(-1)).double().mean(-1)
 
 
+@torch.no_grad()
+def balanced_accuracy(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(J,): share of records of a class that are predicted rightly, averaged over the classes; always saying one of k classes scores 1/k."""
+    return torch.stack([1 - error_rate(problem, w, x[y == k], y[y == k]) for k in y.unique()]).mean(0)
+
+
 def mapping_norm(problem: Problem, w: Tensor, records: Records, step: float) -> Tensor:
     """(J,): norm of the proximal gradient mapping on the raw data, the paper's measure of stationarity."""
     total = clipped_sum(problem, w, records.x, records.y, records.mask.to(records.x.dtype), torch.inf)

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput
-from silodp.core.losses import Loss, cross_entropy, squared_error
+from silodp.core.losses import Loss
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
-from silodp.lab.evaluate import error_rate
+from silodp.core.schema import Schema
+from silodp.core.task import Task
+from silodp.lab.evaluate import balanced_accuracy, error_rate
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
@@ -60,6 +62,7 @@ class Order:
     rule: str | None = None
     anchor_share: float | None = None
     seed: int | None = None
+    schema: Schema | None = None
 
 
 class Transcript:
@@ -99,8 +102,9 @@ def train(
     """Calibrates, trains, writes model.safetensors, transcript and spend, and returns the summary that --json prints."""
     make_folder(folder)
     features = math.prod(records.x.shape[2:])
-    model, loss = find_model(order.model, features, order.classes)
-    problem = Problem(model, loss, by_name(order.prox))
+    task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
+    model, loss = find_model(order.model, features, task, shape)
+    problem = Problem(model, loss, by_name(order.prox), schema=order.schema.hash if order.schema else "")
     records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     plan = plan_order(order, records.counts, features)
     seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
@@ -125,25 +129,32 @@ def train(
     if not bool(torch.isfinite(w).all()):
         raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
     summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, [t for t in (first, channel) if t], note)
-    if held_out is not None and order.classes:
-        summary["test_error"] = float(error_rate(problem, w, held_out[0].flatten(1), held_out[1]))
+    if held_out is not None:
+        summary |= _score(problem, w, held_out[0].flatten(1), held_out[1], order.classes)
     return summary
 
 
-def find_model(text: str, features: int, classes: int) -> tuple[nn.Module, Loss]:
+def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict:
+    if not classes:
+        return {"test_loss": float(problem.losses(w, x, y).mean())}
+    return {"test_error": float(error_rate(problem, w, x, y)), "balanced_accuracy": float(balanced_accuracy(problem, w, x, y))}
+
+
+def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
     """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
     path, colon, function = text.rpartition(":")
     if not (colon and path.endswith(".py")):
-        return model_by_name(text, features, classes)
+        return model_by_name(text, features, task, shape)
     if not Path(path).is_file():
-        raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN")
+        raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN, cnn")
     build = runpy.run_path(path).get(function)
     if not callable(build):
         raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
-    model = build(features, max(classes, 1))
+    outputs, loss = task.head()
+    model = build(features, outputs)
     if not isinstance(model, nn.Module):
         raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
-    return model, cross_entropy if classes else squared_error
+    return model, loss
 
 
 def plan_order(order: Order, counts: tuple[int, ...], features: int) -> Plan:
@@ -169,7 +180,8 @@ def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcri
     save_file(
         parameters | {"scaling.mean": mean.float(), "scaling.scale": scale.float()},
         folder / "model.safetensors",
-        metadata={"model": order.model, "prox": order.prox, "algorithm": order.algorithm.name},
+        metadata={"model": order.model, "prox": order.prox, "algorithm": order.algorithm.name}
+        | ({"schema": order.schema.text} if order.schema else {}),
     )
     rounds = [{**r, "release": f"{i}/{r['release']}"} for i, t in enumerate(transcripts) for r in t.rounds]
     save_file({f"{i}/{k}": v for i, t in enumerate(transcripts) for k, v in t.values.items()}, folder / "transcript.safetensors")

@@ -15,12 +15,14 @@ from torch import Tensor
 from silodp.core.accounting import Budget, record_budget_for_user
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, FullBatch
+from silodp.core.schema import Schema
 from silodp.lab.local import Order, train
 from silodp.lab.planning import finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
 from silodp.silo.records import Records
+from silodp.silo.schema import load_by_schema, read_table
 
 UNCHARGED = "The built-in data sets come standardised with statistics of the raw data, as in the paper; that is not charged to the budget."
 
@@ -51,6 +53,8 @@ class Request:
     seed: int | None
     data_dir: Path | None
     folder: Path
+    schema: Path | None = None
+    test: Path | None = None
 
 
 def run_request(request: Request, *, quiet: bool) -> dict:
@@ -60,18 +64,19 @@ def run_request(request: Request, *, quiet: bool) -> dict:
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
-    records, classes, features, held_out = _load(request)
+    schema = Schema.load(request.schema) if request.schema else None
+    records, classes, features, held_out = _load_by(schema, request) if schema else _load(request)
     budgets = _budgets(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
     scale = request.scale
-    if scale not in ("private", "none"):
+    if scale not in ("private", "none") and not schema:
         records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
-    if request.data:
+    if request.data or schema:
         scale = "none"
     order = Order(
         algorithm=algorithm, settings=settings, step=request.step, clip=request.clip, sampling=sampling, model=request.model,
         prox=request.prox, budgets=budgets, classes=classes, scale=scale, output_rule=request.output_rule, rule=request.rule,
         participation=participation_by_name(request.participation, len(records), request.seed or 0), anchor_share=request.anchor_share,
-        seed=request.seed,
+        seed=request.seed, schema=schema,
     )  # fmt: skip
     total = request.schedule["rounds"]
     with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
@@ -86,6 +91,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
 
 
 def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    if request.test:
+        raise BadInput("--test is for --schema, which says what its columns mean; give one")
     if bool(request.data) == bool(request.silos):
         raise BadInput("give either --data NAME or one --silo FILE for each silo")
     if request.data:
@@ -97,6 +104,17 @@ def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor
     loaded = load_silos(request.silos, request.label, classes=declared)
     classes = 2 if declared is None else len(declared)
     return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
+
+
+def _load_by(schema: Schema, request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    if request.data or not request.silos:
+        raise BadInput("--schema is for silos' own files; give one --silo FILE for each silo, and no --data")
+    if request.classes is not None or request.label != "label" or request.scale not in ("private", "none"):
+        raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
+    loaded = load_by_schema(request.silos, schema)
+    test = read_table(request.test, schema) if request.test else None
+    held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
+    return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
 
 
 def _budgets(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:

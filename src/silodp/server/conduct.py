@@ -74,7 +74,7 @@ def agree(cards: Sequence[Card], problem: Problem) -> None:
         raise BadInput("there is no silo; give the card (silo.json) of each")
     wanted = hashlib.sha256(problem.definition().encode()).hexdigest()
     for card in cards:
-        for field in ("model", "prox", "features", "classes", "definition"):
+        for field in ("model", "prox", "schema", "features", "classes", "definition"):
             if getattr(card, field) != getattr(cards[0], field) and (field != "model" or ".py:" not in card.model):
                 raise BadInput(f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem")
         if card.definition != wanted:
@@ -168,6 +168,7 @@ class Conduct:
     def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
         parameters = {name: value[0].contiguous() for name, value in self._problem.split(w).items()}
         about = {"model": self._cards[0].model, "prox": self._cards[0].prox, "algorithm": self._order.algorithm}
+        about |= {"schema": self._cards[0].schema} if self._cards[0].schema else {}
         save_file(parameters, self._folder / "model.safetensors", metadata=about)
         summary = {
             "run": self.run, "ended": ended, "algorithm": self._order.algorithm, "iterates": count, "questions": self._tally.questions,

@@ -11,6 +11,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,32 +20,58 @@ from torch import nn
 
 from silodp.core.codec import Refusal, encode_reply
 from silodp.core.errors import BadInput
-from silodp.core.losses import Loss, cross_entropy, squared_error
+from silodp.core.losses import Loss
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
+from silodp.core.schema import Schema
+from silodp.core.task import Task
 from silodp.listening import Log, Server, exposed, sole, tell_systemd
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
+from silodp.silo.schema import read_table
 
 # --- what the silo owns -------------------------------------------------------------------------------------------------------------
 
 
-def read_records(place: Place) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """(x (n, features), y, names of the features). What is wrong is said without a word of the file's content but a column's name."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Held:
+    """A silo's records as its gate uses them, and `known_by`, features and labels that a ledger recognises them by."""
+
+    x: np.ndarray  # (n, features)
+    y: np.ndarray
+    features: tuple[str, ...]
+    known_by: tuple[np.ndarray, np.ndarray]
+
+
+def find_schema(place: Place) -> Schema | None:
+    """The schema that the policy names, if it does, with the very label and classes that the policy has."""
+    if not place.schema:
+        return None
+    schema = Schema.load(place.schema)
+    if (place.label, place.classes) != (schema.label.name, schema.label.classes):
+        raise BadInput(f"the policy's label and classes are not those of the schema {place.schema}; `silodp silo init` writes them")
+    return schema
+
+
+def read_records(place: Place, schema: Schema | None) -> Held:
+    """What is wrong is said without a word of the file's content but a column's name."""
     try:
+        if schema:
+            table = read_table(Path(place.data), schema)
+            return Held(table.x, table.y, schema.features, table.raw)
         loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
     except BadInput as error:
-        raise BadInput(_without_values(str(error), place)) from None
+        raise BadInput(str(error).rstrip(".") if schema else _without_values(str(error), place)) from None
     except Exception:
         raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
     x, y = loaded.records_raw[0]
     if loaded.features and all(_number(name) for name in loaded.features) and Path(place.data).suffix != ".npz":
         raise BadInput(f"{place.data} seems to have no header, for its columns are named by numbers; give each column a name")
-    return x.reshape(len(x), -1), y, loaded.features
+    return Held(x.reshape(len(x), -1), y, loaded.features, (x, y))
 
 
 def _number(name: str) -> bool:
@@ -67,10 +94,11 @@ def _without_values(sentence: str, place: Place) -> str:
     return sentence.rstrip(".")
 
 
-def approved_problem(place: Place, features: int) -> Problem:
+def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
     """The problem in the silo's own words. Whether the policy approves it is for the door to say."""
-    model, loss = _model_in_file(place, features) if place.model_file else model_by_name(place.model, features, len(place.classes))
-    return Problem(model, loss, by_name(place.prox))
+    task, shape = (schema.task, schema.shape) if schema else (Task.plain(len(place.classes)), ())
+    model, loss = _model_in_file(place, features, task) if place.model_file else model_by_name(place.model, features, task, shape)
+    return Problem(model, loss, by_name(place.prox), schema=schema.hash if schema else "")
 
 
 def file_hash(path: str) -> str:
@@ -85,7 +113,8 @@ def _bytes(path: str) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _model_in_file(place: Place, features: int) -> tuple[nn.Module, Loss]:
+def _model_in_file(place: Place, features: int, task: Task) -> tuple[nn.Module, Loss]:
+    outputs, loss = task.head()
     path, _, function = place.model.rpartition(":")
     source = _bytes(path)
     if (found := hashlib.sha256(source).hexdigest()) != place.model_sha256:
@@ -93,12 +122,12 @@ def _model_in_file(place: Place, features: int) -> tuple[nn.Module, Loss]:
     names: dict = {"__name__": "silodp_approved_model", "__file__": path}
     try:
         exec(compile(source, path, "exec"), names)  # the very bytes that were hashed
-        model = names[function](features, max(len(place.classes), 1))
+        model = names[function](features, outputs)
     except Exception as error:
         raise BadInput(f"{path}: {function}(features, outputs) made no model ({type(error).__name__})") from None
     if not isinstance(model, nn.Module):
         raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
-    return model, cross_entropy if place.classes else squared_error
+    return model, loss
 
 
 def read_key(path: str) -> Ed25519PrivateKey:
@@ -144,14 +173,18 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
     policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
-    for file, writable in ((path, True), (place.model_file, True), *((file, False) for file in secret)):
+    for file, writable in ((path, True), (place.model_file, True), (place.schema, True), *((file, False) for file in secret)):
         if file and (sentence := exposed(str(file), place, writable=writable)):
             raise BadInput(sentence)
     with sole(place.ledger), contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
-        x, y, _ = read_records(place)
-        problem, key, ledger = approved_problem(place, x.shape[1]), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        schema = find_schema(place)
+        held = read_records(place, schema)
+        problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
-        door = Door(policy, problem, Records.of([(x, y)]), ledger, signing_key=key, shuffling=sealing, noted=log.note)
+        door = Door(
+            policy, problem, Records.of([(held.x, held.y)]), ledger,
+            signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
+        )  # fmt: skip
         log.follow(ledger)
         server = Server(place, door.handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)
 

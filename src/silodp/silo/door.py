@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.box import Contribution, seal
@@ -62,11 +63,13 @@ class Door:
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[Note], None] = lambda note: None,
+        known_by: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
         `shuffling` is the policy's table of that name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told
-        of each frame, before its reply is sent.
+        of each frame, before its reply is sent. `known_by` are the features and labels that the ledger recognises the records by, where
+        those are not the records' own: what a file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -75,7 +78,8 @@ class Door:
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        _, self._held = ledger.hold(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
+        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy()
+        _, self._held = ledger.hold(*(known_by or own), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling = shuffling

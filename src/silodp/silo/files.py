@@ -9,10 +9,10 @@ import difflib
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
 
+T = TypeVar("T")
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 
 
@@ -49,9 +50,9 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
     an empty sequence means regression, with float targets. An NPZ may hold arrays x and y, in which case y is the label.
     """
     paths = [Path(path) for path in paths]
-    names = _names(paths, names)
+    names = silo_names(paths, names)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
-        raise BadInput(f"--classes needs two or more different classes, but is {_listed(classes)}.")
+        raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
     records, order = [], []
     for path in paths:
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
@@ -59,7 +60,7 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
         order = order or columns
         if set(columns) != set(order):
             lacks, besides = [c for c in order if c not in columns], [c for c in columns if c not in order]
-            parts = [f"{verb} {_listed(which)}" for verb, which in (("lacks", lacks), ("has besides", besides)) if which]
+            parts = [f"{verb} {listed(which)}" for verb, which in (("lacks", lacks), ("has besides", besides)) if which]
             raise BadInput(f"{path} and {paths[0]} must have the same columns, but {path} {' and '.join(parts)}.")
         if len(sheet.columns[sheet.label]) == 0:
             raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
@@ -72,7 +73,8 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
     return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names)
 
 
-def _names(paths: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
+def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """A different name for each silo's file: as given, or the files' own."""
     if not paths:
         raise BadInput("no files are given; each silo needs one.")
     if twice := _repeated([path.resolve() for path in paths]):
@@ -81,20 +83,39 @@ def _names(paths: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...
         stems = tuple(path.stem for path in paths)
         return tuple(map(str, paths)) if _repeated(stems) else stems
     if len(names) != len(paths) or _repeated(names):
-        raise BadInput(f"{len(paths)} files need {len(paths)} different silo names, but the names are {_listed(names)}.")
+        raise BadInput(f"{len(paths)} files need {len(paths)} different silo names, but the names are {listed(names)}.")
     return tuple(names)
 
 
+def read_cells(path: Path) -> dict[str, np.ndarray]:
+    """Every column of a silo's file by its name, the cells of a CSV as text; a schema says what they must be."""
+    return _opened(path, {".csv": _csv_cells, ".parquet": _parquet_cells, ".npz": _npz_cells})
+
+
+def header(path: Path) -> list[str]:
+    """The names of the columns, without a look at any record."""
+    readers = {
+        ".csv": lambda path: _csv_header(path)[1],
+        ".parquet": lambda path: _parquet_names(parquet.ParquetFile(path).schema_arrow.names),
+    }
+    return _opened(path, readers | {".npz": _npz_names})
+
+
 def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
+    readers = {".csv": lambda path: _read_csv(path, label, text_label), ".parquet": lambda path: _read_parquet(path, label)}
+    return _opened(path, readers | {".npz": lambda path: _read_npz(path, label)})
+
+
+def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet", ".npz"):
+    if suffix not in readers and path.is_dir():
+        raise BadInput(f"{path} is a folder, not a file; a folder of images needs a schema with a table [images].")
+    if suffix not in readers:
         raise BadInput(f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz.")
     if not path.is_file():
         raise BadInput(f"{path} is a folder, not a file." if path.is_dir() else f"{path} does not exist.")
     try:
-        if suffix == ".csv":
-            return _read_csv(path, label, text_label)
-        return _read_parquet(path, label) if suffix == ".parquet" else _read_npz(path, label)
+        return readers[suffix](path)
     except UnicodeError:
         raise BadInput(f"{path} is not UTF-8 text; save it again as 'CSV UTF-8'.") from None
     except OSError as error:
@@ -103,7 +124,8 @@ def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
         raise BadInput(f"{path} is not a whole {suffix} file; it may be damaged or have been cut short.") from None
 
 
-def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
+def _csv_header(path: Path) -> tuple[list[str], list[str]]:
+    """The first row as it stands, and the names in it."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header = next((row for row in csv.reader(file) if row), None)
     if header is None:
@@ -111,6 +133,18 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
     names = [name.encode().decode().strip() for name in header]  # fails if the header itself, not just some cell, is not UTF-8
     if any("\n" in name for name in names):
         raise BadInput(f"{path} has a line break within its header; each column's name must be on the first line.")
+    return header, names
+
+
+def _csv_cells(path: Path) -> dict[str, np.ndarray]:
+    header, names = _csv_header(path)
+    _check_names(path, names)
+    table = _csv_as_text(path, header, None)
+    return {name: _column(table, i) for i, name in enumerate(names)}
+
+
+def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
+    header, names = _csv_header(path)
     _check_columns(path, names, label)
     labels = {name for name in header if name.strip() == label}
     types = {name: pa.string() if text_label and name in labels else pa.float64() for name in header}
@@ -121,35 +155,61 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
     return _Sheet({name: _column(table, i) for i, name in enumerate(names)}, label)
 
 
-def _csv_as_text(path: Path, header: Sequence[str], label: str) -> pa.Table:
+def _csv_as_text(path: Path, header: Sequence[str], label: str | None) -> pa.Table:
     ragged = []
     options = pacsv.ParseOptions(invalid_row_handler=lambda row: ragged.append(row) or "skip")
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
     table = pacsv.read_csv(path, pacsv.ReadOptions(use_threads=False), options, types)  # one thread, or rows have no number
     if ragged:
         row = ragged[0]
-        where = _where(row.number - 2)
-        raise BadInput(f"{path}, {where}: there are {row.actual_columns} cells, but the header names {row.expected_columns} columns.")
-    for i, name in enumerate(header):
+        place = where(row.number - 2)
+        raise BadInput(f"{path}, {place}: there are {row.actual_columns} cells, but the header names {row.expected_columns} columns.")
+    for i, name in enumerate(header if label is not None else ()):
         with contextlib.suppress(pa.ArrowInvalid):  # only the columns with a bad cell stay text, and only they are searched cell by cell
             if name.strip() != label:
                 table = table.set_column(i, name, table.column(i).cast(pa.string()).cast(pa.float64()))
     return table
 
 
-def _read_parquet(path: Path, label: str) -> _Sheet:
+def _parquet_names(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not name.startswith("__index_level_")]  # pandas' row index
+
+
+def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
     table = parquet.ParquetFile(path).read()  # not read_table, which adds columns that it finds in the path
-    kept = [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]  # pandas' row index
-    _check_columns(path, [table.column_names[i] for i in kept], label)
-    return _Sheet({table.column_names[i]: _column(table, i) for i in kept}, label)
+    _check_names(path, _parquet_names(table.column_names))
+    return {name: _column(table, i) for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")}
+
+
+def _read_parquet(path: Path, label: str) -> _Sheet:
+    columns = _parquet_cells(path)
+    _check_columns(path, list(columns), label)
+    return _Sheet(columns, label)
+
+
+def _npz_names(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: np.asarray(archive[name]) for name in archive.files}
+    except (ValueError, AttributeError, TypeError):  # numpy's ways to say: pickled objects, or not an archive
+        raise BadInput(f"{path} is not an archive of plain arrays of numbers or text; pickled objects are never loaded.") from None
+
+
+def _npz_cells(path: Path) -> dict[str, np.ndarray]:
+    arrays = _npz_arrays(path)
+    if len({array.shape for array in arrays.values()}) > 1 or any(array.ndim != 1 for array in arrays.values()):
+        raise BadInput(f"{path} must have one array of one axis for each column, all of one length.")
+    _check_names(path, list(arrays))
+    return arrays
 
 
 def _read_npz(path: Path, label: str) -> _Sheet:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except (ValueError, AttributeError, TypeError):  # numpy's ways to say: pickled objects, or not an archive
-        raise BadInput(f"{path} is not an archive of plain arrays of numbers or text; pickled objects are never loaded.") from None
+    arrays = _npz_arrays(path)
     if set(arrays) == {"x", "y"} and arrays["x"].ndim > 1:
         x, label = arrays["x"], "y"
         shape, columns = x.shape[1:], x.reshape(len(x), int(np.prod(x.shape[1:])))
@@ -163,18 +223,22 @@ def _read_npz(path: Path, label: str) -> _Sheet:
     return _Sheet(arrays, label, shape)
 
 
-def _check_columns(path: Path, names: list[str], label: str) -> None:
+def _check_names(path: Path, names: list[str]) -> None:
     if "" in names:
         raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
     if twice := _repeated(names):
-        raise BadInput(f"{path} has more than one column {twice!r}; each name may occur once.")
+        raise BadInput(f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once.")
+
+
+def _check_columns(path: Path, names: list[str], label: str) -> None:
+    _check_names(path, names)
     if label not in names:
         if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
             raise BadInput(f"{path} has one column only, {names[0]!r}; cells must be separated by commas.")
         lower = {name.lower(): name for name in names}
         close = difflib.get_close_matches(label.lower(), list(lower), n=1)
         hint = f"; did you mean {lower[close[0]]!r}?" if close else "."
-        raise BadInput(f"{path} has no label column {label!r} among its columns {_listed(names, 40)}{hint}")
+        raise BadInput(f"{path} has no label column {label!r} among its columns {listed(names, 40)}{hint}")
     if len(names) == 1:
         raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
 
@@ -203,7 +267,7 @@ def _labels(path: Path, column: str, values: np.ndarray, classes: Sequence[str] 
     of_code = np.array([_class(value, index) for value in found] + [-1])  # a missing value has code -1, and so the last entry
     y = of_code[codes]
     if (y < 0).any():
-        wanted = f"one of the classes {_listed(list(index))}"
+        wanted = f"one of the classes {listed(list(index))}"
         if classes is None:
             wanted = "0 or 1; declare other classes with --classes (public: the set of classes must not be read off the data)"
         _refuse_cell(path, column, int((y < 0).argmax()), values, wanted)
@@ -212,23 +276,23 @@ def _labels(path: Path, column: str, values: np.ndarray, classes: Sequence[str] 
 
 def _class(value: Any, index: dict[str, int]) -> int:
     """Class number of one label, or -1; 1, 1.0 and '1.0' are the class '1' unless the class '1.0' is declared."""
-    text = _text(value).strip()
+    text = as_text(value).strip()
     if text not in index and text.endswith(".0"):
         text = text[:-2]
     return index.get(text, -1)
 
 
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
-    text = _text(values[row])
+    text = as_text(values[row])
     what = "the value is missing" if text.strip().lower() in MISSING else f"the value is {text[:60]!r}"
-    raise BadInput(f"{path}, column {column!r}, {_where(row)}: {what}, but must be {wanted}.")
+    raise BadInput(f"{path}, column {column!r}, {where(row)}: {what}, but must be {wanted}.")
 
 
-def _where(row: int) -> str:
+def where(row: int) -> str:
     return f"row {row + 1} (counted from 1, without the header)"
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
@@ -240,6 +304,6 @@ def _repeated(items: Sequence[Any]) -> Any:
     return next((item for item, count in Counter(items).items() if count > 1), None)
 
 
-def _listed(items: Sequence[str], most: int = 8) -> str:
+def listed(items: Sequence[str], most: int = 8) -> str:
     text = ", ".join(map(repr, items[:most]))
     return text if len(items) <= most else f"{text} and {len(items) - most} more"

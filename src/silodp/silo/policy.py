@@ -27,7 +27,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -253,11 +253,13 @@ class Place:
     connections: int
     timeout: float
     maximum_frame: int
+    schema: str = ""
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
             _match(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
         _match("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
+        _match("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
         _match("socket_group", self.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
         _match(
             "socket_mode", self.socket_mode, r"06[0-7]0", 'octal with read and write for the owner and nothing for others, such as "0660"'
@@ -277,7 +279,9 @@ class Place:
         if not isinstance(table, dict):
             raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
         place, folder = cls(**_complete(cls, table)), Path(path).resolve().parent
-        paths = {name: str(folder / getattr(place, name)) for name in ("data", "ledger", "key", "log", "socket")}
+        paths = {
+            name: str(folder / path) for name in ("data", "ledger", "key", "log", "socket", "schema") if (path := getattr(place, name))
+        }
         return replace(place, **paths, model=str(folder / place.model) if place.model_file else place.model)
 
     @property
@@ -299,10 +303,11 @@ def _read(path: str | Path) -> dict[str, Any]:
 def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with lists made tuples, if it has every field of the dataclass and no other."""
     names = [field.name for field in fields(cls)]
+    required = [field.name for field in fields(cls) if field.default is MISSING]
     for name in table:
         if name not in names:
             raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
-    for name in names:
+    for name in required:
         if name not in table:
             raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}

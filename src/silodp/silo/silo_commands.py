@@ -20,6 +20,7 @@ from rich.console import Console
 from silodp import listening
 from silodp.core.card import Card
 from silodp.core.errors import BadInput
+from silodp.core.schema import Schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,10 +48,10 @@ COMMENTS = {
     "queries_per_hour": "New answers in an hour, at most.",
     "expires": "The last day on which anything is answered.",
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
-    "data": "The silo's own file: CSV, Parquet or NPZ. Paths are relative to this file's folder.",
+    "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
     "label": "Its column with the label.",
     "classes": "The public list of classes, in order; empty for a number.",
-    "model": "linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION, called with (features, outputs).",
+    "model": "linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
     "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ...",
     "ledger": "The budget's ledger. It is never made anew.",
@@ -64,6 +65,7 @@ COMMENTS = {
     "connections": "Open connections, at most.",
     "timeout": "Seconds after which a silent or slow courier is hung up on.",
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
+    "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
     "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
     "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
     "contributions": "Records of all members together: no query may count on the noise of more.",
@@ -101,6 +103,7 @@ def provision(
     shuffler: str | None = None,
     contributions: int = 0,
     colluding: int = 0,
+    schema: Path | None = None,
     **changes: Any,
 ) -> Silo:
     """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
@@ -111,7 +114,7 @@ def provision(
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from silodp.core.accounting import Budget
-    from silodp.silo.daemon import approved_problem, file_hash, read_records
+    from silodp.silo.daemon import approved_problem, file_hash, find_schema, read_records
     from silodp.silo.door import definition_hash
     from silodp.silo.durable import DurableLedger, Identity
     from silodp.silo.ledger_commands import _rule
@@ -121,15 +124,17 @@ def provision(
     if (rule == "totals") != bool(shuffling):
         raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
     own = {field.name for field in fields(Place)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox)
+    found: dict[str, Any] = _place(data, label, classes, model, prox) | _by(schema)
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
     place = Place(**found | {k: v for k, v in changes.items() if k in own})
     if place.model_file:
         place = replace(place, model_sha256=file_hash(place.model_file))
-    x, y, features = read_records(place)
-    problem = approved_problem(place, x.shape[1])
+    read_by = find_schema(place)
+    held = read_records(place, read_by)
+    x, y, features = held.x, held.y, held.features
+    problem = approved_problem(place, x.shape[1], read_by)
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
     kept = _rule(rule, [], budget)
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
@@ -139,7 +144,8 @@ def provision(
     made = Silo(
         name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        policy=str(folder / "policy.toml"), findings=tuple(findings(x, y, features, place)),
+        schema=read_by.text if read_by else "",
+        policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
         pseudonym=pseudonym.public_key().public_bytes_raw().hex() if shuffling else "",
     )  # fmt: skip
     try:
@@ -159,7 +165,7 @@ def provision(
                 rule=kept,
                 budget=budget,
                 records=len(y),
-                identity=Identity.of(x, y),
+                identity=Identity.of(*held.known_by),
                 anchor=anchor,
                 registry=registry,
             )
@@ -177,6 +183,14 @@ def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, pr
         "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "log_bytes": 1_000_000, "socket": "gate.sock", "socket_mode": "0660",
         "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
     }  # fmt: skip
+
+
+def _by(schema: Path | None) -> dict[str, Any]:
+    """What the schema says in the policy's words."""
+    if schema is None:
+        return {}
+    label = Schema.load(schema).label
+    return {"schema": str(schema.resolve()), "label": label.name, "classes": label.classes}
 
 
 def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, rule: str) -> dict[str, Any]:
@@ -245,15 +259,25 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     return said
 
 
+def clipped(x: np.ndarray, schema: Schema) -> list[str]:
+    """Numbers of which many lie at or beyond an end of their public range, which may be in other units than the file."""
+    numbers = [column.name for column in schema.columns if column.type == "number"]
+    shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
+    many = [name for name, share in shares.items() if share > 0.2]
+    said = "More than a fifth of the values lie at or beyond an end of the schema's range, and are clipped; are the units right? Columns: "
+    return [f"{said}{', '.join(many)}."] if many else []
+
+
 @silo.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for policy, key and ledger; made if it is not there.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file.")],
+    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file, or folder of images.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
     label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The public schema of all silos' files, instead of --label and --classes.")] = None,
     name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
-    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
     rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
@@ -271,10 +295,13 @@ def init(
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
     listening.leave_no_core()
+    if schema and (classes is not None or label != "label"):
+        raise BadInput("--schema has the label and its classes already; leave out --label and --classes")
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, rule=rule, askers=asker or (), anchor=anchor, shuffler=shuffler, contributions=contributions, colluding=colluding,
+        prox=prox, rule=rule, askers=asker or (), anchor=anchor, schema=schema, shuffler=shuffler,
+        contributions=contributions, colluding=colluding,
     )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(made)))

@@ -1,0 +1,84 @@
+"""Four made-up hospitals, to try things on: drawn from a formula and a seed, nobody's records.
+
+They are as unlike as real ones: 3,000 patients in one and 150 in another, one in ten readmitted or more than one in four, columns in another
+order each, missing values spelled in several ways, and a column in one of them that no other has.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+
+COLUMNS = ("age", "sex", "systolic", "smoker", "ward", "readmitted")
+HOSPITALS = {
+    "north": (3000, -2.8, COLUMNS, ("yes", "no", "")),
+    "south": (1200, -2.4, ("readmitted", "ward", "smoker", "systolic", "sex", "age"), ("1", "0", "NA")),
+    "east": (400, -1.9, ("patient_id", "sex", "age", "ward", "readmitted", "systolic", "smoker"), ("true", "false", "")),
+    "west": (150, -1.5, ("smoker", "age", "readmitted", "sex", "systolic", "ward"), ("Yes", "No", "n/a")),
+}
+TEST = (2000, -2.6, COLUMNS, ("yes", "no", ""))
+WARDS = ("medicine", "surgery", "cardiology")
+SCHEMA = """\
+# The public schema: what every hospital's file holds, and what is predicted. The server and all silos use this very file; its hash
+# is part of what a silo approves. Everything in it is public knowledge, and nothing was read off a record.
+
+ignore = ["patient_id"]            # columns that a file may have besides, and that are not used
+
+[columns.age]
+type = "number"
+range = [18, 100]                  # adults; values are clipped to it and scaled to [-1, 1]
+missing = 60                       # a public value to fill in
+indicator = true                   # and a feature that says where it was filled in
+
+[columns.sex]
+type = "category"
+categories = ["female", "male", "other"]   # "other" takes whatever is not in the list
+
+[columns.systolic]
+type = "number"                    # mmHg
+range = [80, 220]
+missing = 130
+indicator = true
+
+[columns.smoker]
+type = "boolean"
+missing = false
+indicator = true
+
+[columns.ward]
+type = "category"
+categories = ["medicine", "surgery", "cardiology"]
+missing = "own"                    # a missing value is a category of its own
+
+[label]
+column = "readmitted"
+task = "binary"
+classes = ["no", "yes"]
+weights = [0.15, 1]                # public: about one patient in seven is readmitted. The largest weight is 1, or the clip would undo it
+"""
+
+
+def csv_text(name: str, seed: int = 0) -> str:
+    """The file of one hospital, or of "test": a function of the name and the seed."""
+    names = [*HOSPITALS, "test"]
+    n, base, columns, words = HOSPITALS.get(name, TEST)
+    draw = np.random.default_rng((seed, names.index(name)))
+    age, systolic = draw.normal(62, 17, n).clip(18, 99).round(), draw.normal(133, 20, n).round()
+    sex, ward = draw.choice(["female", "male"], n), draw.choice(WARDS, n, p=[0.5, 0.3, 0.2])
+    smoker = draw.random(n) < 0.27
+    score = base + 1.3 * (age - 62) / 17 + 0.8 * (systolic - 133) / 20 + 1.1 * smoker + 0.9 * (ward == "cardiology")
+    ill = draw.random(n) < 1 / (1 + np.exp(-2 * score))
+    yes, no, gone = words
+    found = {
+        "patient_id": np.arange(10_000, 10_000 + n).astype(str), "age": age.astype(int).astype(str), "sex": sex, "ward": ward,
+        "systolic": systolic.astype(int).astype(str), "smoker": np.where(smoker, yes, no), "readmitted": np.where(ill, "yes", "no"),
+    }  # fmt: skip
+    for column, share in (("age", 0.02), ("systolic", 0.06), ("smoker", 0.2), ("ward", 0.03)):
+        found[column] = np.where(draw.random(n) < share, gone, found[column])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(found[column] for column in columns), strict=True))
+    return text.getvalue()

@@ -1,0 +1,70 @@
+"""A silo's folder of images, one sub-folder for each public class, as records of one public size.
+
+As with `schema`, a sentence names a file and never what is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from silodp.core.errors import BadInput
+from silodp.core.schema import Images
+from silodp.silo.files import listed
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+def read_images(folder: Path, wanted: Images, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x (n, channels x height x width) float32 within [-1, 1], the class of each image, and (n, 5) prints of the files, of 24 bits each."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder; a silo's images are in a folder with a sub-folder for each of {listed(classes)}.")
+    files = list(_files(folder, classes))
+    if not files:
+        raise BadInput(f"{folder} has no images; a silo needs at least one PNG or JPEG file in a sub-folder named by its class.")
+    x = np.stack([_pixels(path, wanted) for path, _ in files])
+    digests = [hashlib.sha256(path.read_bytes()).digest() for path, _ in files]
+    prints = [[float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)] for digest in digests]
+    return x.reshape(len(x), -1), np.array([k for _, k in files], np.int64), np.array(prints, np.float32)
+
+
+def _files(folder: Path, classes: Sequence[str]) -> Iterator[tuple[Path, int]]:
+    for place in sorted(folder.iterdir()):
+        if place.name.startswith("."):
+            continue
+        if not place.is_dir() or place.name not in classes:
+            raise BadInput(f"{place} is not a sub-folder for one of the schema's classes {listed(classes)}; move it away.")
+        for path in sorted(place.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.suffix.lower() not in SUFFIXES:
+                raise BadInput(f"{path} has the suffix {path.suffix!r}; an image must be .png, .jpg or .jpeg.")
+            yield path, list(classes).index(place.name)
+
+
+def _pixels(path: Path, wanted: Images) -> np.ndarray:
+    """(channels, height, width)."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as file:
+            image = _eight_bits(ImageOps.exif_transpose(file)).convert("L" if wanted.channels == 1 else "RGB")
+    except Exception:  # whatever a damaged file makes the decoder raise
+        raise BadInput(f"{path} is not a whole PNG or JPEG image; it may be damaged or have been cut short.") from None
+    if image.size != (wanted.width, wanted.height):
+        if not wanted.resize:
+            raise BadInput(
+                f"{path} has not the schema's size of {wanted.width} x {wanted.height} pixels; resize it, or set resize = true in [images]."
+            )
+        image = image.resize((wanted.width, wanted.height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.float32).reshape(wanted.height, wanted.width, wanted.channels)
+    return np.moveaxis(pixels / 127.5 - 1, 2, 0)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Pillow cuts off 16 bits at 255 rather than scaling them, and wants a palette's transparency resolved first."""
+    if image.mode.startswith("I"):
+        return Image.fromarray(np.asarray(image, np.float32) / 257)
+    return image.convert("RGBA") if image.mode == "P" else image

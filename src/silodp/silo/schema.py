@@ -1,0 +1,171 @@
+"""A silo's own file, checked against the public schema and made into features and labels.
+
+What is wrong is said with file, column and row, and without a cell's value: the sentences are for the silo's operator, end up in the
+daemon's journal, and must never travel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from silodp.core.errors import BadInput
+from silodp.core.schema import OTHER, Column, Schema
+from silodp.silo.files import MISSING, Loaded, as_text, listed, read_cells, silo_names, where
+from silodp.silo.images import read_images
+
+TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has
+
+
+def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
+    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1]."""
+    paths = [Path(path) for path in paths]
+    names = silo_names(paths)
+    tables = [read_table(path, schema) for path in paths]
+    return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by."""
+
+    x: np.ndarray  # (n, features) float32, within [-1, 1]
+    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
+    raw: tuple[np.ndarray, np.ndarray]
+
+
+def read_table(path: Path, schema: Schema) -> Table:
+    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
+    if schema.images:
+        x, y, prints = read_images(path, schema.images, schema.label.classes)
+        return Table(x, y, (prints, y))
+    cells = read_cells(path)
+    _check_columns(path, cells, schema)
+    if len(next(iter(cells.values()))) == 0:
+        raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
+    x = np.column_stack([_features(path, column, cells[column.name]) for column in schema.columns])
+    first, *rest = (_raw(cells[name]) for name in sorted(cells))
+    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first))
+
+
+def _raw(cells: np.ndarray) -> np.ndarray:
+    """A number for each cell: its own, or 24 bits of the hash of its text."""
+    if cells.dtype.kind in "biuf":
+        return cells.astype(np.float32)
+    code, texts = _distinct(cells)
+    numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
+    hashed = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big")) for text in texts]
+    gone = np.array([text.lower() in MISSING for text in texts])
+    with np.errstate(over="ignore"):
+        return np.where(np.isnan(numbers) & ~gone, hashed, numbers).astype(np.float32)[code]
+
+
+def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:
+    wanted = [*(column.name for column in schema.columns), *schema.label.columns]
+    lacks = [name for name in wanted if name not in cells]
+    besides = [name for name in cells if name not in wanted and name not in schema.ignore]
+    if lacks:
+        hint = "; is the first line a header of names, with cells separated by commas?"
+        if len(lacks) < len(wanted):  # there is a header, so a name in it is no cell
+            close = difflib.get_close_matches(lacks[0].lower(), [name.lower() for name in besides], n=1)
+            hint = f"; did you mean its column {next(name for name in besides if name.lower() == close[0])!r}?" if close else "."
+        raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
+    if besides:
+        raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
+
+
+def _features(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
+    """(n, features of the column), float64, within [-1, 1]."""
+    if column.type == "category":
+        codes = _codes(path, column.name, cells, column.categories, gone=column.missing is not None, other=OTHER in column.categories)
+        return (codes[:, None] == [*range(len(column.categories)), *([GONE] if column.missing else [])]).astype(float)
+    if column.type == "boolean":
+        codes = _booleans(path, column.name, cells, gone=column.missing is not None)
+        missing, values = codes == GONE, 2.0 * codes - 1
+        fill = 1.0 if column.missing else -1.0
+    else:
+        numbers, missing = _numbers(path, column.name, cells, gone=column.missing is not None)
+        values, fill = _scaled(numbers, column.range), _scaled(np.array(column.missing or 0.0), column.range)
+    filled = np.where(missing, fill, values)
+    return np.column_stack([filled, missing]) if column.indicator else filled[:, None]
+
+
+def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
+    label, first = schema.label, schema.label.columns[0]
+    if label.task in ("binary", "multiclass"):
+        return _codes(path, first, cells[first], label.classes)
+    numbers, _ = _numbers(path, first, cells[first], gone=False)
+    if label.task == "regression":
+        return _scaled(numbers, label.range).astype(np.float32)
+    _refuse(path, first, numbers < 0, "the time is below 0")
+    last = np.searchsorted(label.edges, numbers, side="left")  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
+    event = _booleans(path, label.columns[1], cells[label.columns[1]], gone=False)
+    return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
+
+
+def _numbers(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers, and where there is none; refused unless each is finite, or missing where that may be."""
+    if cells.dtype.kind in "iuf":
+        numbers = cells.astype(np.float64)
+        missing = np.isnan(numbers)
+    else:
+        code, texts = _distinct(cells)
+        numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)[code]
+        missing = np.array([text.lower() in MISSING for text in texts])[code]
+    if not gone:
+        _refuse(path, name, missing, "the value is missing, which the schema does not allow")
+    _refuse(path, name, ~missing & ~np.isfinite(numbers), "the value is not a finite number")
+    return numbers, missing
+
+
+def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    low, high = bounds
+    return (2 * (np.clip(numbers, low, high) - low) / (high - low) - 1).clip(-1, 1)
+
+
+def _codes(path: Path, name: str, cells: np.ndarray, known: tuple[str, ...], *, gone: bool = False, other: bool = False) -> np.ndarray:
+    """The number of each value's category, or GONE where a value may be missing; 1.0 is the category "1" unless "1.0" is one."""
+    index = {text: k for k, text in enumerate(known)}
+
+    def code(text: str) -> int:
+        found = index.get(text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD))
+        return index[OTHER] if found == BAD and other else found
+
+    return _coded(path, name, cells, code, gone=gone, wanted=f"one of {listed(known)}")
+
+
+def _booleans(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> np.ndarray:
+    def code(text: str) -> int:
+        text = text.lower()
+        return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
+
+    return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, 1 or 0")
+
+
+def _coded(path: Path, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:
+    which, texts = _distinct(cells)
+    codes = np.array([code(text) for text in texts], np.int64)[which]
+    if not gone:
+        _refuse(path, name, codes == GONE, "the value is missing, which the schema does not allow")
+    _refuse(path, name, codes == BAD, f"the value is not {wanted}")
+    return codes
+
+
+def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """For each cell the place of its text in a list of different ones; a null is the empty text."""
+    code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
+    return code, [*(as_text(value).strip() for value in found), ""]
+
+
+def _refuse(path: Path, name: str, bad: np.ndarray, what: str) -> None:
+    """Raises BadInput if any row is bad."""
+    if bad.any():
+        more = f" (and in {int(bad.sum()) - 1} more rows)" if bad.sum() > 1 else ""
+        raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}{more}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any
 
 from silodp.core.errors import BadInput
@@ -25,6 +26,8 @@ class Card:
     classes: tuple[str, ...]
     parameters: int
     definition: str
+    held_out: int = 0
+    """Records that no training question sees and a Score is over; older cards say nothing of them."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
@@ -32,6 +35,9 @@ class Card:
         found: dict[str, Any] = {}
         for field in fields(cls):
             value = table.get(field.name)
+            if field.name == "held_out" and type(value) in (int, NoneType) and 0 <= (value or 0) < table.get("records", 0):
+                found[field.name] = value or 0
+                continue
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
             elif field.type == "int" and type(value) is int and value > 0:

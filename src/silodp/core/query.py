@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -141,8 +142,9 @@ class Cells:
 
     @property
     def norm(self) -> float:
-        """The smallest clip that may be asked for, rounded up."""
-        return math.nextafter(math.sqrt(self.reach) / 2, math.inf)
+        """The smallest clip that may be asked for: half of the reach's root, rounded up."""
+        half = math.sqrt(self.reach) / 2
+        return half if 4 * Fraction(half) ** 2 >= self.reach else math.nextafter(half, math.inf)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -459,7 +459,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     with sole(place.ledger), contextlib.closing(Log(place.log, place.log_bytes)) as log:
         x, y, _ = read_records(place)
         problem, key, ledger = approved_problem(place, x.shape[1]), read_key(place.key), DurableLedger.open(Path(place.ledger))
-        door = Door(policy, problem, Records.of([(x, y)]), ledger, signing_key=key, noted=log.note)
+        door = Door(policy, problem, Records.of([(x, y)]), ledger, held_out=place.held_out, signing_key=key, noted=log.note)
         log.follow(ledger)
         server = Server(place, door.handle, key=key, limit=door.limit, log=log)
 

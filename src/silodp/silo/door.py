@@ -55,6 +55,7 @@ class Door:
         records: Records,
         ledger: DurableLedger,
         *,
+        held_out: float = 0.0,
         signing_key: Ed25519PrivateKey | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
@@ -62,7 +63,7 @@ class Door:
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
-        `noted` is told of each frame, before its reply is sent.
+        A share `held_out` of the records, by position, is what a Score is over, and nothing else. `noted` is told of each frame, before its reply is sent.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -72,7 +73,7 @@ class Door:
             )
         self._n, self._dim = records.counts[0], problem.dim
         _, self._held = ledger.hold(records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), registry=registry)
-        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
+        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
         self._lock = threading.Lock()

@@ -203,6 +203,7 @@ class Place:
     connections: int
     timeout: float
     maximum_frame: int
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
@@ -219,6 +220,8 @@ class Place:
             if type(value := getattr(self, name)) is not int or not least <= value <= most:
                 raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {most}")
         _number("timeout", self.timeout, above=0, below=3601)
+        if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
+            raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
 
     @classmethod
     def load(cls, path: str | Path) -> Place:
@@ -253,7 +256,7 @@ def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
         if name not in names:
             raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
     for name in names:
-        if name not in table:
+        if name not in table and name != "held_out":  # no limit, and policies older than it hold nothing out
             raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 

@@ -119,7 +119,7 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     noisy shares is too large by s^4 |B|_F^2 on average, never too small on purpose. Every theta with |T| <= 1.96 standard errors is in:
     where noise drowns a class, that is all of [0, 1]. `sampling` is Hanley and McNeil's (1982).
     """
-    theta = np.linspace(0, 1, 2001)
+    theta = np.linspace(0, 1, 2001)  # the interval is wider by a step at each end, so that the grid leaves nothing out
     bins = len(negative)
     order = np.tri(bins, k=-1) + np.eye(bins) / 2  # rows: the positive's bin; columns: the negative's
     wins, total_p, total_n = positive @ order @ negative, positive.sum(), negative.sum()
@@ -128,12 +128,13 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     right = (order.T @ positive)[:, None] - theta * total_p
     inside = theta[np.abs(gap) <= Z * noise * np.sqrt((left**2).sum(0) + (right**2).sum(0))]
     product = total_p * total_n
-    if total_p <= 0 or total_n <= 0 or not len(inside):
+    if total_p <= 0 or total_n <= 0:
         return Figure(math.nan, math.inf, math.inf, 0.0, 1.0)
     value = min(max(wins / product, 0.0), 1.0)
     at = (order @ negative - value * total_n, order.T @ positive - value * total_p)
     error = noise * math.sqrt(sum(float(side @ side) for side in at)) / product
-    return Figure(value, error, _hanley(value, n * total_p, n * total_n), float(inside.min()), float(inside.max()))
+    low, high = min(inside.min(initial=1), value) - theta[1], max(inside.max(initial=0), value) + theta[1]
+    return Figure(value, error, _hanley(value, n * total_p, n * total_n), max(float(low), 0.0), min(float(high), 1.0))
 
 
 def _hanley(a: float, positives: float, negatives: float) -> float:

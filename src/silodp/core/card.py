@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import NoneType
 from typing import Any
 
 from silodp.core.errors import BadInput
@@ -34,13 +33,10 @@ class Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name)
-            if field.name == "held_out" and type(value) in (int, NoneType) and 0 <= (value or 0) < table.get("records", 0):
-                found[field.name] = value or 0
-                continue
+            value = table.get(field.name, 0 if field.name == "held_out" else None)
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
-            elif field.type == "int" and type(value) is int and value > 0:
+            elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):
                 found[field.name] = value
             elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
                 found[field.name] = float(value)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -151,10 +151,11 @@ def federation_profile(
     """
     from silodp.server.profile import profile as profile_of
     from silodp.server.profile import releases
+    from silodp.server.scoring import gaussian_for
 
     cards, budgets = _cards(folder, epsilon)
     fed = _remote(folder, cards, f"profile {epsilon!r}", deadline)
-    mechanism = gaussian(budgets, releases(cards[0].classes))
+    mechanism = gaussian_for("profile", budgets, releases(cards[0].classes))
     counts = [card.records - card.held_out for card in cards]
     found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
     answer = found | {"silos": _charged(cards, budgets)}
@@ -163,12 +164,6 @@ def federation_profile(
         return
     _show_profile(answer)
     _show_charged(answer["silos"])
-
-
-def gaussian(budgets: Sequence[Budget], releases: int) -> Any:
-    from silodp.server.scoring import gaussian_for
-
-    return gaussian_for("profile", budgets, releases)
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:

@@ -21,6 +21,7 @@ from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
 from silodp.project_commands import Project, init
+from silodp.score_commands import evaluate, profile
 from silodp.shuffler.commands import shuffler
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
@@ -39,6 +40,8 @@ app.command()(audit)
 app.command()(choose.tune)
 app.command()(doctor)
 app.command()(init)
+app.command()(evaluate)
+app.command()(profile)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -430,6 +433,7 @@ def train(
     output_rule: Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail.")] = "last",
     user_level: Annotated[bool, typer.Option("--user-level", help="Budgets are for a whole silo, not for a record.")] = False,
     seed: Annotated[int | None, typer.Option(help="Fixes all randomness: for research only, since known noise protects nobody.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of each silo's records kept out of training, for `silodp evaluate`.")] = 0.0,
     data_dir: DataDir = None,
     out_dir: Out = None,
     as_json: Json = False,
@@ -448,7 +452,7 @@ def train(
         data=data, silos=tuple(silo or ()), label=label, classes=classes, algorithm=algorithm, model=model, prox=prox,
         epsilon=tuple(epsilon or ("3",)), delta=tuple(delta or ()), step=positive("step", step), clip=positive("clip", clip),
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, scale=scale, output_rule=output_rule,
-        user_level=user_level, seed=seed, data_dir=data_dir, folder=out_dir or Path("runs") / "train",
+        user_level=user_level, seed=seed, data_dir=data_dir, folder=out_dir or Path("runs") / "train", held_out=held_out,
         schema=schema, test=test,
         schedule={
             "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,

@@ -68,6 +68,10 @@ def up(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of each silo's records kept out of training, for `federation evaluate`.")] = 0.0,
+    allow_profile: Annotated[
+        bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
@@ -109,7 +113,7 @@ def up(
         made = provision(
             folder / "silos" / name, data=path, label="label" if data else label, name=name, epsilon=epsilon, classes=declared,
             model=model, prox=prox, askers=[key.public_key().public_bytes_raw().hex()], queries_per_run=10_000, queries_per_hour=100_000,
-            statistics=("Grad", "GradDiff", "LocalSteps", "SteeredSteps"), registry=folder / "state/ledgers" if data else None,
+            statistics=_statistics(held_out, allow_profile), held_out=held_out, registry=folder / "state/ledgers" if data else None,
             schema=schema,
         )  # fmt: skip
         policies[name] = made.policy
@@ -117,6 +121,11 @@ def up(
         site.provision(folder / "engine", list(policies))
     registry = str(folder / "state") if data else ""
     _begin(folder, {"version": 1, "engine": engine, "silos": policies, "registry": registry, "processes": {}}, as_json)
+
+
+def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
+    training = ("Grad", "GradDiff", "LocalSteps", "SteeredSteps")
+    return training + ("Score",) * bool(held_out) + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
 
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:

@@ -29,6 +29,7 @@ from silodp.core.codec import (
 )
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import (
+    ClassCounts,
     DisjointBatches,
     Event,
     FullBatch,
@@ -37,9 +38,11 @@ from silodp.core.query import (
     GradDiff,
     Histogram,
     LocalSteps,
+    MissingRates,
     Moments,
     Poisson,
     Query,
+    Score,
     SteeredSteps,
     WithoutReplacement,
 )
@@ -54,7 +57,7 @@ LONG = int(os.environ.get("SILODP_LONG", "5000"))
 w, v, k = torch.tensor([[1.0, -0.0, float("nan"), 1e-310]], dtype=torch.float64), torch.ones(1, 4), torch.tensor([0.0, 1.0, 2.0])
 STATISTICS = [
     Grad(w), Grad(v), GradDiff(w, v), LocalSteps(v, 7, 0.1), LocalSteps(v, -3, -1e-320), SteeredSteps(v, 7, 0.1, w),
-    Histogram(k, 5), Moments(-k, k.double()),
+    Histogram(k, 5), Moments(-k, k.double()), Score(w, 10**9, 0.1), Score(v, -1, -1e-320), ClassCounts(3), MissingRates(-(2**53)),
 ]  # fmt: skip
 SAMPLINGS = [FullBatch(), DisjointBatches(5, 2, "part-1"), DisjointBatches(-1, 2**53), Poisson(1e-300), WithoutReplacement(0.3)]
 QUERIES = [Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b)) for i, s in enumerate(STATISTICS) for b in SAMPLINGS]

@@ -528,7 +528,7 @@ def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert Place.load(path).ledger == str(tmp_path / "ledger.db")
-    absent = () if name == "schema" else ("",)  # policies from before schemas have none
+    absent = () if name in ("schema", "held_out") else ("",)  # older policies have neither
     for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = -1\n", f"{name} = [1]\n"):
         path.write_text(re.sub(rf"(?m)^{name} = .*\n", new, text))
         with pytest.raises(BadInput, match=name):
@@ -544,6 +544,7 @@ SETTINGS |= {
     "couriers": "[]",
     "model_sha256": '""',
     "schema": '""',
+    "held_out": "0.0",
     "socket_group": '""',
     "socket_mode": '"0600"',
     "ledger": '"ledger.db"',
@@ -556,7 +557,10 @@ SETTINGS |= {"log_bytes": "5000", "connections": "4", "timeout": "2", "maximum_f
 
 @contextmanager
 def serving(folder: Path, handle, **changes):
-    place = Place(**{field.name: () if field.name in ("classes", "couriers") else "x" for field in fields(Place)} | FITTING)
+    place = Place(
+        **{field.name: () if field.name in ("classes", "couriers") else 0.0 if field.name == "held_out" else "x" for field in fields(Place)}
+        | FITTING
+    )
     place = replace(place, socket=str(folder / "s"), log=str(folder / "log"), **changes)
     stop, tell = socket.socketpair()
     log, ready = GateLog(place.log, 10**6), threading.Event()

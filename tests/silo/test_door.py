@@ -21,15 +21,18 @@ from silodp.core.errors import BadInput
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
 from silodp.core.query import (
+    ClassCounts,
     DisjointBatches,
     Gaussian,
     Grad,
     GradDiff,
     Histogram,
     LocalSteps,
+    MissingRates,
     Moments,
     Poisson,
     Query,
+    Score,
     SteeredSteps,
     WithoutReplacement,
 )
@@ -70,7 +73,7 @@ def table() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
 
 
-def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, ledger=None) -> tuple[Door, DurableLedger]:
+def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, ledger=None, held_out=0.0) -> tuple[Door, DurableLedger]:
     """A door with a ledger of its own in `folder`."""
     x, y = data or table()
     if ledger is None:
@@ -78,7 +81,8 @@ def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, 
         about = {"rule": rule or GDP(), "budget": policy.budget, "records": len(y), "identity": Identity.of(x, y)}
         ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
     records = Records.of([(x, y)])
-    return Door(policy, PROBLEM, records, ledger, signing_key=SILO, registry=folder / "registry", clock=clock), ledger
+    keys = {"signing_key": SILO, "registry": folder / "registry"}
+    return Door(policy, PROBLEM, records, ledger, held_out=held_out, clock=clock, **keys), ledger
 
 
 def asked(query_id: str, statistic=None, *, clip=1.0, noise=20.0, key=SERVER, run="run-1", model=None, **sampling) -> bytes:
@@ -102,13 +106,16 @@ STATISTICS_ASKED = {
     "SteeredSteps": SteeredSteps(W, 2, 0.1, W.double()),
     "Histogram": Histogram(torch.tensor([-1.0, 0.0, 1.0]), FEATURES),
     "Moments": Moments(torch.full((FEATURES,), -2.0), torch.full((FEATURES,), 2.0)),
+    "Score": Score(W, 4, 2.0),
+    "ClassCounts": ClassCounts(2),
+    "MissingRates": MissingRates(FEATURES),
 }
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_a_query_is_answered_charged_and_signed(tmp_path, name):
-    door, ledger = silo(tmp_path)
-    frame = asked("q1", STATISTICS_ASKED[name], clip=3.0)
+    door, ledger = silo(tmp_path, held_out=0.25)
+    frame = asked("q1", STATISTICS_ASKED[name], clip=getattr(STATISTICS_ASKED[name], "norm", 3.0))
     answer = reply(door, frame)
     assert isinstance(answer, Answer)
     assert (answer.silo, answer.query_id, answer.digest) == ("hospital-a", "q1", decode_query(frame, limit=door.limit)[2])

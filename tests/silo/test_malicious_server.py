@@ -20,6 +20,7 @@ from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, ask
 from silodp.core.accounting import Renyi
 from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
 from silodp.core.query import (
+    ClassCounts,
     DisjointBatches,
     FullBatch,
     Gaussian,
@@ -27,9 +28,11 @@ from silodp.core.query import (
     GradDiff,
     Histogram,
     LocalSteps,
+    MissingRates,
     Moments,
     Poisson,
     Query,
+    Score,
     Shuffled,
     SteeredSteps,
 )
@@ -65,7 +68,7 @@ class Server(random.Random):
 
     def statistic(self):
         w = self.point()
-        match self.randrange(9):
+        match self.randrange(12):
             case 0 | 1 | 2:
                 return Grad(w)
             case 3 | 4:
@@ -76,6 +79,12 @@ class Server(random.Random):
                 return SteeredSteps(w, self.choice(COUNTS), self.choice(STEPS), self.choice([w, self.point(), -w]))
             case 7:
                 return Histogram(self.vector(), self.choice([FEATURES, *COUNTS]))
+            case 8:
+                return Score(w, self.choice([0, 4, 512, 513, *COUNTS]), self.choice([1.0, *STEPS]))
+            case 9:
+                return ClassCounts(self.choice([2, *COUNTS]))
+            case 10:
+                return MissingRates(self.choice([FEATURES, *COUNTS]))
         return Moments(self.vector(), self.vector() + self.choice([0, 1, 10]))
 
     def sampling(self):
@@ -154,7 +163,9 @@ def test_thousands_of_hostile_frames_get_valid_replies_within_the_budget_and_ali
     """The first fifth of the frames goes to two silos that differ in one record, NaN in one of them: they reply code by code and length by
     length alike."""
     policy = replace(POLICY, statistics=POLICY.statistics[:-1], samplings=POLICY.samplings[:-1])
-    (door, ledger), (other, _) = silo(tmp_path / "a", policy=policy), silo(tmp_path / "b", policy=policy, data=neighbour(math.nan))
+    (door, ledger), (other, _) = (
+        silo(tmp_path / name, policy=policy, data=data, held_out=0.25) for name, data in (("a", None), ("b", neighbour(math.nan)))
+    )
     server, sent, answers, codes = Server(20_231), [], {}, {}
     capacity = budget_mu(POLICY.epsilon, POLICY.delta) ** 2
     for turn in range(FRAMES):
@@ -187,7 +198,7 @@ def test_thousands_of_hostile_frames_get_valid_replies_within_the_budget_and_ali
 
 @pytest.mark.parametrize("value", [3e38, math.inf, 0.0])
 def test_a_huge_an_infinite_or_an_empty_record_changes_no_code_and_no_length(tmp_path, value):
-    policy = replace(POLICY, queries_per_run=4)
+    policy = replace(POLICY, queries_per_run=2)
     doors = [silo(tmp_path / "a", rule=Renyi(8.0), policy=policy)[0]]
     doors.append(silo(tmp_path / "b", rule=Renyi(8.0), policy=policy, data=neighbour(value))[0])
     server, codes = Server(7), set()
@@ -203,7 +214,7 @@ def test_a_huge_an_infinite_or_an_empty_record_changes_no_code_and_no_length(tmp
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Door:
-    return silo(tmp_path_factory.mktemp("shared"), rule=Renyi(8.0))[0]
+    return silo(tmp_path_factory.mktemp("shared"), rule=Renyi(8.0), held_out=0.25)[0]
 
 
 real = st.floats(allow_nan=False, allow_infinity=False)
@@ -218,10 +229,10 @@ samplings = st.one_of(
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(points, points, count, real, real | st.floats(1e-6, 10), real | st.floats(1, 1e4), samplings, st.integers(0, 3))
+@given(points, points, count, real, real | st.floats(1e-6, 10), real | st.floats(1, 1e4), samplings, st.integers(0, 4))
 def test_a_query_of_any_numbers_is_answered_or_refused_with_a_code(shared, w, v, steps, step, clip, noise, sampling, kind):
     w, v = (torch.tensor([p], dtype=torch.float64) for p in (w, v))
-    statistic = (Grad(w), GradDiff(w, v), LocalSteps(w, steps, step), SteeredSteps(w, steps, step, v))[kind]
+    statistic = (Grad(w), GradDiff(w, v), LocalSteps(w, steps, step), SteeredSteps(w, steps, step, v), Score(w, steps, step))[kind]
     name = hashlib.sha256(repr((kind, steps, step, clip, noise, sampling, w.tolist(), v.tolist())).encode()).hexdigest()
     got = reply(shared, asked(name, statistic, clip=clip, noise=noise, sampling=sampling))
     if isinstance(got, Answer):

@@ -180,7 +180,9 @@ def test_rates_count_entries_of_the_run_and_of_the_last_hour(policy):
 
 
 def test_every_code_that_the_package_refuses_with_is_in_the_table():
-    source = "".join(path.read_text("utf-8") for path in Path(silodp.__file__).parent.rglob("*.py"))
+    folder = Path(silodp.__file__).parent
+    own = [path for path in folder.rglob("*.py") if folder / "shuffler" not in path.parents]  # a shuffler has codes of its own
+    source = "".join(path.read_text("utf-8") for path in own)
     used = set(re.findall(r'Refused\("([a-z-]+)"\)', source))
     assert used <= set(CODES)
     assert {"budget", "malformed", "shape", "clip"} <= used

@@ -28,16 +28,18 @@ class Card:
     definition: str
     schema: str = dataclasses.field(default="", kw_only=True)
     """The public schema's one spelling, where the silo reads its file by one."""
+    held_out: int = dataclasses.field(default=0, kw_only=True)
+    """Records that no training question sees and a Score is over; older cards say nothing of them."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name, "" if field.name == "schema" else None)
+            value = table.get(field.name, {"schema": "", "held_out": 0}.get(field.name))
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
-            elif field.type == "int" and type(value) is int and value > 0:
+            elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):
                 found[field.name] = value
             elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
                 found[field.name] = float(value)  # type: ignore[arg-type]

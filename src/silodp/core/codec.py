@@ -46,6 +46,9 @@ _STATISTICS: Table = {
     "SteeredSteps": (core.SteeredSteps, {"w": POINT, "steps": INTEGER, "step": REAL, "drift": POINT}),
     "Histogram": (core.Histogram, {"edges": VECTOR, "features": INTEGER}),
     "Moments": (core.Moments, {"low": VECTOR, "high": VECTOR}),
+    "Score": (core.Score, {"w": POINT, "bins": INTEGER, "cap": REAL}),
+    "ClassCounts": (core.ClassCounts, {"classes": INTEGER}),
+    "MissingRates": (core.MissingRates, {"features": INTEGER}),
 }
 _SAMPLINGS: Table = {
     "FullBatch": (core.FullBatch, {}),

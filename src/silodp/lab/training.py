@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from silodp.lab.planning import finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
+from silodp.silo.heldout import split_records
 from silodp.silo.records import Records
 from silodp.silo.schema import load_by_schema, read_table
 
@@ -55,6 +56,7 @@ class Request:
     folder: Path
     schema: Path | None = None
     test: Path | None = None
+    held_out: float = 0.0
 
 
 def run_request(request: Request, *, quiet: bool) -> dict:
@@ -65,13 +67,10 @@ def run_request(request: Request, *, quiet: bool) -> dict:
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     schema = Schema.load(request.schema) if request.schema else None
-    records, classes, features, held_out = _load_by(schema, request) if schema else _load(request)
-    budgets = _budgets(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
-    scale = request.scale
-    if scale not in ("private", "none") and not schema:
-        records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
-    if request.data or schema:
-        scale = "none"
+    records, classes, _, held_out, scale = load_records(request)
+    budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
+    if request.held_out:
+        records, _ = split_records(records, request.held_out)
     order = Order(
         algorithm=algorithm, settings=settings, step=request.step, clip=request.clip, sampling=sampling, model=request.model,
         prox=request.prox, budgets=budgets, classes=classes, scale=scale, output_rule=request.output_rule, rule=request.rule,
@@ -87,10 +86,40 @@ def run_request(request: Request, *, quiet: bool) -> dict:
                 bar.advance(task)
                 yield w
 
-        return train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "")
+        summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "")
+    _write_request(request)
+    return summary
 
 
-def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None, str]:
+    """(all records, classes, names of the features, raw test records of a built-in set, what is left to scale), public ranges applied."""
+    schema = Schema.load(request.schema) if request.schema else None
+    records, classes, features, test = _load_by(schema, request) if schema else _load(request, holes)
+    scale = "none" if request.data or schema else request.scale
+    if scale not in ("private", "none"):
+        records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
+    return records, classes, features, test, scale
+
+
+def _write_request(request: Request) -> None:
+    """request.json: what `silodp evaluate` needs to find the same held-out records again; which they are follows from their position."""
+    files = {name: path.resolve() for name in ("schema", "test") if (path := getattr(request, name))}
+    words = asdict(request) | {"silos": [path.resolve() for path in request.silos]} | files
+    (request.folder / "request.json").write_text(json.dumps(words, indent=1, default=str) + "\n")
+
+
+def read_request(folder: Path) -> Request:
+    """The options of the run in `folder`."""
+    try:
+        words = json.loads((folder / "request.json").read_text())
+        paths = {"silos": tuple(Path(path) for path in words["silos"]), "folder": folder}
+        paths |= {name: Path(words[name]) if words.get(name) else None for name in ("data_dir", "schema", "test")}
+        return Request(**words | paths | {"epsilon": tuple(words["epsilon"]), "delta": tuple(words["delta"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{folder} holds no run of `silodp train` ({type(error).__name__}); give its run folder") from None
+
+
+def _load(request: Request, holes: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
     if request.test:
         raise BadInput("--test is for --schema, which says what its columns mean; give one")
     if bool(request.data) == bool(request.silos):
@@ -101,7 +130,7 @@ def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor
         split = DATASETS[request.data].load(request.seed or 0, request.data_dir)
         return split.train, split.classes, (), (split.test_x, split.test_y)
     declared = None if request.classes is None else () if request.classes == "number" else tuple(request.classes.split(","))
-    loaded = load_silos(request.silos, request.label, classes=declared)
+    loaded = load_silos(request.silos, request.label, classes=declared, holes=holes)
     classes = 2 if declared is None else len(declared)
     return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
 
@@ -117,7 +146,7 @@ def _load_by(schema: Schema, request: Request) -> tuple[Records, int, tuple[str,
     return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
 
 
-def _budgets(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:
+def budgets_of(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:
     epsilon = _by_silo("epsilon", request.epsilon, records.names)
     delta = _by_silo("delta", request.delta, records.names)
     budgets = []
@@ -167,4 +196,4 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
 def _with_ranges(records: Records, ranges: Tensor) -> Records:
     low, high = ranges[:, 0], ranges[:, 1]
     x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
-    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
+    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing)

@@ -21,7 +21,7 @@ def learn_scaling(fed: Port, features: int, *, ranges: Gaussian, moments: Gaussi
     bins = len(EDGES) + 1
     histogram = Histogram(EDGES, features)
     shares = fed.mean(Query(histogram, ranges.clipped(histogram.norm)))[0].reshape(features, bins).double()
-    low, high = _occupied(shares)
+    low, high = occupied(shares)
     inside = Moments(low, high)
     u = fed.mean(Query(inside, moments.clipped(inside.norm)))[0].double()
     mean, square = u[:features].clamp(-1, 1), u[features:].clamp(0, 1)
@@ -30,7 +30,7 @@ def learn_scaling(fed: Port, features: int, *, ranges: Gaussian, moments: Gaussi
     return low + half * (mean + 1), half * spread
 
 
-def _occupied(shares: Tensor) -> tuple[Tensor, Tensor]:
+def occupied(shares: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest run of bins that holds every bin above the threshold, as its outer edges."""
     outer = torch.cat([EDGES[:1] * 2, EDGES, EDGES[-1:] * 2])
     noise = shares.abs().median(1, keepdim=True).values * 1.4826

@@ -183,7 +183,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
             policy, problem, Records.of([(held.x, held.y)]), ledger,
-            signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
+            held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
         )  # fmt: skip
         log.follow(ledger)
         server = Server(place, door.handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)

@@ -58,6 +58,7 @@ class Door:
         records: Records,
         ledger: DurableLedger,
         *,
+        held_out: float = 0.0,
         signing_key: Ed25519PrivateKey | None = None,
         shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
         registry: Path | None = None,
@@ -67,9 +68,10 @@ class Door:
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
-        `shuffling` is the policy's table of that name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told
-        of each frame, before its reply is sent. `known_by` are the features and labels that the ledger recognises the records by, where
-        those are not the records' own: what a file holds stays the same under another schema.
+        A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
+        name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
+        `known_by` are the features and labels that the ledger recognises the records by, where those are not the records' own: what a
+        file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -80,7 +82,7 @@ class Door:
         self._n, self._dim = records.counts[0], problem.dim
         own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy()
         _, self._held = ledger.hold(*(known_by or own), registry=registry)
-        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held))
+        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling = shuffling
         self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")

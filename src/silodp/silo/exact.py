@@ -4,11 +4,17 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see `_rows`), so only k_j differs.
  2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
     So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
+    A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
+    and of the cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
+    and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
  3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
     an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
  4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
     the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data.
     Each of the local steps is such a release, at a point that earlier releases determine.
+ 5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
+    the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
+    divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
 Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
 which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
 binomial noise is added. What leaves is for the shuffler's key alone (`door`).
@@ -32,6 +38,7 @@ from silodp.core import shuffle
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.core.query import (
+    Cells,
     DisjointBatches,
     FullBatch,
     Gaussian,
@@ -39,25 +46,26 @@ from silodp.core.query import (
     GradDiff,
     Histogram,
     LocalSteps,
+    MissingRates,
     Moments,
     Poisson,
     Query,
     Sampling,
+    Score,
     Shuffled,
     Statistic,
     SteeredSteps,
 )
 from silodp.silo import lattice
+from silodp.silo.heldout import held_out
 from silodp.silo.records import Records
+from silodp.silo.scoring import Rows, cell_rows
 
 GRAIN = 16
 """A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
 MAX_DIM, MAX_RECORDS, MAX_EDGES = 2**26, 2**31, 2**10
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 _CHUNK = 2**20  # numbers in a chunk of records' gradients: 8 MiB
-
-Rows = Callable[[Tensor, Tensor], Tensor]
-"""Vectors (m, d) of m records, from their features and targets."""
 
 
 class Exact:
@@ -68,7 +76,9 @@ class Exact:
 
     label = "deployment: exact lattice noise from operating-system entropy"
 
-    def __init__(self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray]) -> None:
+    def __init__(
+        self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray], held_out_share: float = 0.0
+    ) -> None:
         if len(records) != 1:
             raise BadInput(f"a deployed gate keeps the records of one silo, but was given {len(records)}")
         if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
@@ -77,6 +87,7 @@ class Exact:
             )
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
         self._x, self._y = records.x[0, : self._n].cpu(), records.y[0, : self._n].cpu()
+        self._absent, self._held = records.absent[0, : self._n].cpu(), held_out(self._n, held_out_share)
         self.features = math.prod(self._x.shape[1:])
 
     def check(self, query: Query) -> None:
@@ -92,17 +103,24 @@ class Exact:
                 if not len(low) == len(high) == self.features:
                     raise Refused("shape")
                 _refuse_unordered(low, high)
+            case Score() if not self._held.any():
+                raise Refused("batch")
         check_lattice(query, query.statistic.shape[-1], self._n)
+        if isinstance(query.statistic, Cells) and query.statistic.reach > 4 * Fraction(query.mechanism.clip) ** 2:
+            raise Refused("clip")
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy or the stored partition fails."""
         mechanism = query.mechanism
         if isinstance(mechanism, Shuffled):
             return torch.from_numpy(self._counts(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])).reshape(1, 1, -1)
-        if isinstance(query.statistic, LocalSteps):
-            answer = self._local_steps(query.statistic, mechanism)
-        else:
-            answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
+        match query.statistic:
+            case LocalSteps() as statistic:
+                answer = self._local_steps(statistic, mechanism)
+            case Cells() as statistic:
+                answer = self._cells(statistic, mechanism)
+            case _:
+                answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
         return answer.nan_to_num().reshape(1, 1, -1)
 
     def _rows_of(self, statistic: Statistic) -> Rows:
@@ -115,7 +133,7 @@ class Exact:
                 return _histogram(edges.double())
             case Moments(low=low, high=high):
                 return _moments(low.double(), high.double())
-        raise AssertionError("local steps are no sum over records")
+        raise AssertionError("local steps are no sum over records, and cells have an arithmetic of their own")
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
@@ -132,22 +150,42 @@ class Exact:
             local = moved
         return local - start
 
-    def _release(self, rows: Rows, mechanism: Gaussian, dim: int) -> Tensor:
-        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise."""
+    def _cells(self, statistic: Cells, mechanism: Gaussian) -> Tensor:
+        scored = isinstance(statistic, Score)
+        rows = cell_rows(statistic, self.problem, statistic.w[0].double() if scored else None)
+        part = self._held if scored else None
+        source = self._absent if isinstance(statistic, MissingRates) else None
+        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, part)
+
+    def _release(
+        self,
+        rows: Rows,
+        mechanism: Gaussian,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+        part: np.ndarray | None = None,
+    ) -> Tensor:
+        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over the records that are not held out.
+
+        For a statistic of cells: how many `numbers` come before them. Other records than the training part, and another view of their
+        features, where they are given.
+        """
         clip = float(mechanism.clip)
         if clip == 0:
             return torch.zeros(1, dim, dtype=torch.float64)
-        gamma = lattice_step(clip, dim)
+        gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
         try:
-            total = self._sum(rows, chosen, clip, gamma, dim)
+            total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
         except Exception:  # paid for, so an answer there must be: noise around zero
             total = np.zeros(dim, np.int64)
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
-        return torch.from_numpy(gamma * noisy.astype(np.float64) / mechanism.sampling.batch(self._n))[None]
+        expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
+        return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). A clip of 0 leaves rows of zero; noise is added all the same."""
+        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). Rows of held-out records, or all with a clip of 0, are zero."""
         parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
         random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
         clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
@@ -159,6 +197,7 @@ class Exact:
                 values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy() * bool(mechanism.clip)
             except Exception:  # paid for, so an answer there must be: these records as zero
                 values = np.zeros((len(at), dim))
+            values[self._held[at.numpy()]] = 0.0
             total += shuffle.rounded(values, clip, parameters, random).sum(axis=0)
         return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
 
@@ -176,14 +215,24 @@ class Exact:
                 return order[index * size : (index + 1) * size]
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
 
-    def _sum(self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int) -> np.ndarray:
+    def _sum(
+        self,
+        rows: Rows,
+        chosen: np.ndarray,
+        clip: float,
+        gamma: float,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+    ) -> np.ndarray:
         """S, exactly."""
-        total = torch.zeros(dim, dtype=torch.int64)
-        together = _together(rows, self._x, self._y)
+        total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
+        together = _together(rows, source, self._y)
         size = max(1, _CHUNK // dim) if together else 1
         for start in range(0, len(chosen), size):
             at = torch.from_numpy(chosen[start : start + size])
-            total += quantised(_rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim), clip, gamma).sum(0)
+            floats = _rows(rows, _wide(source[at]), _wide(self._y[at]), dim)
+            total += (quantised(floats, clip, gamma) if numbers is None else levelled(floats, numbers, gamma)).sum(0)
         return total.numpy()
 
     def _gradients(self, points: list[Tensor]) -> Rows:
@@ -323,6 +372,19 @@ def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     integers = whole.long()
     integers[_squares(integers) > most] = 0
     return integers
+
+
+def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
+    """Rows of `numbers` numbers in [0, 1] and cells, at most one of them 1, as int64 multiples of gamma: those verified to be such.
+
+    gamma is a power of two below 1, so that 1 / gamma is an integer; a row of any other form becomes zero, which is of this form.
+    """
+    top = int(1 / gamma)
+    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1).round().long()
+    values, cells = whole[:, :numbers], whole[:, numbers:]
+    sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
+    whole[~sound] = 0
+    return whole
 
 
 def _squares(rows: Tensor) -> Tensor:

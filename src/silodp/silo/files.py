@@ -43,11 +43,14 @@ class _Sheet:
     shape: tuple[int, ...] | None = None  # of one record, where the features are one array rather than columns
 
 
-def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, names: Sequence[str] | None = None) -> Loaded:
+def load_silos(
+    paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, names: Sequence[str] | None = None, holes: bool = False
+) -> Loaded:
     """Read one file per silo; afterwards every x is finite, with the first file's columns in their order, and every label is a class.
 
     `classes` is declared, never read off the data: labels become 0..k-1 in that order. None takes the labels 0 and 1 only;
     an empty sequence means regression, with float targets. An NPZ may hold arrays x and y, in which case y is the label.
+    With `holes` a feature's missing value is NaN; otherwise it is refused.
     """
     paths = [Path(path) for path in paths]
     names = silo_names(paths, names)
@@ -67,7 +70,7 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
         y = _labels(path, sheet.label, sheet.columns[sheet.label], classes)
         x = np.empty((len(order), len(y)), np.float32)
         for j, column in enumerate(order):
-            x[j] = _numbers(path, column, sheet.columns[column])
+            x[j] = _numbers(path, column, sheet.columns[column], holes)
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
     return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names)
@@ -243,7 +246,7 @@ def _check_columns(path: Path, names: list[str], label: str) -> None:
         raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
 
 
-def _numbers(path: Path, column: str, values: np.ndarray) -> np.ndarray:
+def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -> np.ndarray:
     """The column as finite float32, or a refusal that names the first cell that is not one."""
     if values.dtype.kind in "biuf":
         numbers = values
@@ -254,6 +257,8 @@ def _numbers(path: Path, column: str, values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         single = numbers.astype(np.float32)
     bad = ~np.isfinite(single)
+    if holes:
+        bad[bad] = [as_text(value).strip().lower() not in MISSING for value in values[bad]]
     if bad.any():
         _refuse_cell(path, column, int(bad.argmax()), values, "a finite number (in single precision)")
     return single

@@ -16,6 +16,10 @@ from torch import Tensor
 from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.errors import Refused
 from silodp.core.query import (
+    MAX_BINS,
+    MAX_CLASSES,
+    Cells,
+    ClassCounts,
     DisjointBatches,
     Event,
     FullBatch,
@@ -23,10 +27,12 @@ from silodp.core.query import (
     GradDiff,
     Histogram,
     LocalSteps,
+    MissingRates,
     Moments,
     Poisson,
     Query,
     Release,
+    Score,
     Shared,
     Shuffled,
     Statistic,
@@ -60,7 +66,7 @@ class Gate:
         if any(type(s) is not int or not 0 <= s < len(self._counts) for s in silos) or len(set(silos)) != len(silos):
             raise Refused("shape")  # a silo named twice, or by another name such as -1, would answer twice for one price
         check(query, self._dim, [self._counts[s] for s in silos], runs=self._runs, silos=len(self._counts))
-        if isinstance(query.statistic, Histogram | Moments) and query.statistic.features != self._answerer.features:
+        if isinstance(query.statistic, Histogram | Moments | MissingRates) and query.statistic.features != self._answerer.features:
             raise Refused("shape")  # the norm of a record's vector follows from the silo's own number of features
         event = query.event()
         self.ledger.charge(event, silos)
@@ -75,17 +81,26 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
     """
     statistic, mechanism = query.statistic, query.mechanism
     points: list[Tensor] = []
-    if isinstance(statistic, Grad | GradDiff | LocalSteps):
+    if isinstance(statistic, Grad | GradDiff | LocalSteps | Score):
         match statistic:
             case GradDiff(w=w, reference=other) | SteeredSteps(w=w, drift=other):
                 points = [w, other]
-            case Grad(w=w) | LocalSteps(w=w):
+            case Grad(w=w) | LocalSteps(w=w) | Score(w=w):
                 points = [w]
         if any(p.shape != (runs, dim) or p.dtype not in (torch.float32, torch.float64) for p in points):
             raise Refused("shape")
     if isinstance(statistic, Histogram | Moments):
         vectors = [statistic.edges] if isinstance(statistic, Histogram) else [statistic.low, statistic.high]
         if any(v.ndim != 1 or v.shape != vectors[0].shape for v in vectors):
+            raise Refused("shape")
+    match statistic:
+        case Score(cap=cap) if not 0 < cap < math.inf:
+            raise Refused("clip")
+        case Score(bins=count) if type(count) is not int or not 0 <= count <= MAX_BINS:
+            raise Refused("shape")
+        case ClassCounts(classes=count) if type(count) is not int or not 2 <= count <= MAX_CLASSES:
+            raise Refused("shape")
+        case MissingRates(features=count) if type(count) is not int or count < 1:
             raise Refused("shape")
     if not all(bool(torch.isfinite(p).all()) for p in points):
         raise Refused("not-finite")
@@ -98,7 +113,7 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
             or not bool(((step > 0) & torch.isfinite(step)).all())
         ):
             raise Refused("steps")
-    clip = torch.as_tensor(mechanism.clip)
+    clip = torch.as_tensor(mechanism.clip, dtype=torch.float64)
     if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
         raise Refused("clip")
     if isinstance(mechanism, Shuffled):
@@ -107,11 +122,13 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
         multiplier, kept = torch.as_tensor(mechanism.noise_multiplier), len(counts) if silos is None else silos
         if multiplier.shape not in ((), (1, kept), (runs, kept)) or not bool((multiplier >= 0).all()):
             raise Refused("noise")
-    if isinstance(statistic, Histogram | Moments):
+    if isinstance(statistic, Histogram | Moments | Cells):
         if not isinstance(mechanism.sampling, FullBatch):
             raise Refused("batch")
         if not bool((clip >= statistic.norm).all()):
             raise Refused("clip")
+    if isinstance(statistic, Cells) and not bool((clip <= 2 * statistic.norm).all()):
+        raise Refused("clip")  # a cell is 1 whatever the clip: a larger one only makes the lattice coarser
     match mechanism.sampling:
         case DisjointBatches(batches=batches, index=index, partition=name):
             # the ledger knows a batch by its name and the answerer by its value: only of these types are the two one
@@ -124,8 +141,8 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
 
 
 def _check_shuffled(statistic: Statistic, mechanism: Shuffled, runs: int) -> None:
-    """Totals are of sums over records, so not of local steps, on batches that the totals rule can price; levels and coins are integers."""
-    if isinstance(statistic, LocalSteps):
+    """Totals are of clipped sums over records, so not of local steps or cells, on batches that the totals rule can price."""
+    if isinstance(statistic, LocalSteps | Cells):
         raise Refused("statistic")
     if not isinstance(mechanism.sampling, FullBatch | DisjointBatches):
         raise Refused("sampling")

@@ -254,6 +254,7 @@ class Place:
     timeout: float
     maximum_frame: int
     schema: str = ""
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
@@ -271,6 +272,8 @@ class Place:
             if type(value := getattr(self, name)) is not int or not least <= value <= most:
                 raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {most}")
         _number("timeout", self.timeout, above=0, below=3601)
+        if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
+            raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
 
     @classmethod
     def load(cls, path: str | Path) -> Place:

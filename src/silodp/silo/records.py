@@ -23,6 +23,7 @@ class Records:
     y: Tensor = field(repr=False)  # (N, n_max): int64 classes or float32 targets; padding is zero
     counts: tuple[int, ...]  # n_i, public
     names: tuple[str, ...]
+    missing: Tensor | None = field(default=None, repr=False)  # as x, bool: where a value was missing before it was filled; else where NaN
 
     @classmethod
     def of(cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None) -> "Records":
@@ -64,12 +65,18 @@ class Records:
         counts = torch.tensor(self.counts, device=self.x.device)
         return torch.arange(self.x.shape[1], device=self.x.device) < counts[:, None]
 
+    @cached_property
+    def absent(self) -> Tensor:
+        """(N, n_max, *features) bool: True where a value is missing."""
+        return torch.isnan(self.x) if self.missing is None else self.missing
+
     def select(self, silos: Sequence[int]) -> "Records":
         """The silos with these indices, in this order; n_max stays, so that masks and weights made for all silos still fit."""
         if len(silos) == 0:
             raise BadInput("no silo is selected; at least one is needed.")
         index = torch.as_tensor(list(silos), device=self.x.device)
-        return Records(self.x[index], self.y[index], tuple(self.counts[i] for i in silos), tuple(self.names[i] for i in silos))
+        missing = None if self.missing is None else self.missing[index]
+        return Records(self.x[index], self.y[index], tuple(self.counts[i] for i in silos), tuple(self.names[i] for i in silos), missing)
 
     def pooled(self) -> "Records":
         """All records in one place: what central DP trusts a server with."""
@@ -77,7 +84,8 @@ class Records:
 
     def to(self, device: torch.device | str) -> "Records":
         """The same records on `device`."""
-        return Records(self.x.to(device), self.y.to(device), self.counts, self.names)
+        missing = None if self.missing is None else self.missing.to(device)
+        return Records(self.x.to(device), self.y.to(device), self.counts, self.names, missing)
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -66,6 +66,7 @@ COMMENTS = {
     "timeout": "Seconds after which a silent or slow courier is hung up on.",
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
     "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
+    "held_out": "Share of the records, by position, that training never sees and a Score is over. Budgets are as without it.",
     "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
     "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
     "contributions": "Records of all members together: no query may count on the noise of more.",
@@ -73,7 +74,7 @@ COMMENTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Silo(Card):
     """A silo's card, and what is for its own operator alone: where its policy is, and what was found in its data."""
 
@@ -117,6 +118,7 @@ def provision(
     from silodp.silo.daemon import approved_problem, file_hash, find_schema, read_records
     from silodp.silo.door import definition_hash
     from silodp.silo.durable import DurableLedger, Identity
+    from silodp.silo.heldout import held_out
     from silodp.silo.ledger_commands import _rule
     from silodp.silo.policy import Place, Policy, Shuffling
 
@@ -137,14 +139,16 @@ def provision(
     problem = approved_problem(place, x.shape[1], read_by)
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
     kept = _rule(rule, [], budget)
+    aside = int(held_out(len(y), place.held_out).sum())
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
+    limits["statistics"] += ("Score",) if aside else ()
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
         name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        schema=read_by.text if read_by else "",
+        held_out=aside, schema=read_by.text if read_by else "",
         policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
         pseudonym=pseudonym.public_key().public_bytes_raw().hex() if shuffling else "",
     )  # fmt: skip
@@ -288,6 +292,7 @@ def init(
     anchor: Annotated[
         Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
     ] = None,
+    held_out: Annotated[float, typer.Option(help="Share of the records that training never sees, for private evaluation.")] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
@@ -300,7 +305,7 @@ def init(
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, rule=rule, askers=asker or (), anchor=anchor, schema=schema, shuffler=shuffler,
+        prox=prox, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
         contributions=contributions, colluding=colluding,
     )  # fmt: skip
     if as_json:

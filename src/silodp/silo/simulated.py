@@ -20,6 +20,7 @@ from silodp.core.clipping import clipped_sum
 from silodp.core.problem import Problem
 from silodp.core.query import (
     CLIP_TOLERANCE,
+    Cells,
     DisjointBatches,
     FullBatch,
     Gaussian,
@@ -38,6 +39,7 @@ from silodp.core.query import (
 )
 from silodp.silo.records import Records
 from silodp.silo.scaling import histogram_sum, moments_sum
+from silodp.silo.scoring import cell_sums
 
 NOISE = (0x51_10_DB,)
 """Sets noise apart from public coins that happen to have the same seed."""
@@ -72,6 +74,9 @@ class Simulated:
                 return self._noisy(self._plain(histogram_sum(self.records, edges), mechanism, silos), mechanism, silos)
             case Moments(low=low, high=high):
                 return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
+            case Cells():
+                sums = cell_sums(statistic, self.problem, self.records.select(silos))
+                return self._noisy(sums / self._batch(mechanism.sampling, silos), mechanism, silos)
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step

@@ -1,0 +1,104 @@
+"""`silodp evaluate` and `silodp profile` in simulation: all silos in one process, each paying for what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
+from silodp.core.errors import BadInput
+from silodp.core.problem import Problem
+from silodp.core.prox import by_name
+from silodp.lab.local import find_model
+from silodp.lab.training import Request, budgets_of, load_records, read_request
+from silodp.server.federation import Everyone, Federation
+from silodp.server.profile import profile, releases
+from silodp.server.scoring import as_rows, gaussian_for, score
+from silodp.silo.gate import Gate
+from silodp.silo.heldout import split_records
+from silodp.silo.ledger import MemoryLedger
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+from silodp.wire.inprocess import InProcess
+
+NOISE = "seeded pseudo-random float noise, for simulation"
+
+
+def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
+    """Scores the run's model on its held-out records, adds the price to what the run has spent, and writes evaluations.jsonl and spent.json.
+
+    The price is added, not shared: no record is claimed to have been in one part only.
+    """
+    request = read_request(folder)
+    if not request.held_out:
+        raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
+    spent = json.loads((folder / "spent.json").read_text())
+    records, classes, _, _, _ = load_records(request)
+    if [s["name"] for s in spent["silos"]] != list(records.names):
+        raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
+    budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
+    _, held = split_records(records, request.held_out)
+    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
+    held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
+    fed, ledger = _connected(problem, held, budgets, request.seed if seed is None else seed)
+    found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap)
+    answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
+    _add_up(spent, answer["silos"])
+    with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(answer) + "\n")
+    (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")
+    return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
+
+
+def profile_data(request: Request) -> dict:
+    """A profile of the silos' own files or of a built-in set, within the request's budgets."""
+    records, classes, features, _, _ = load_records(replace(request, scale="none"), holes=True)
+    names = features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
+    labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
+    budgets = budgets_of(request, records, gaussian=True)
+    problem = Problem(*find_model("linear", len(names), 0))  # a gate has a model even where nobody asks about it
+    fed, ledger = _connected(problem, records, budgets, request.seed)
+    found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
+    return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+
+
+def _connected(problem: Problem, records: Records, budgets: list[Budget], seed: int | None) -> tuple[Federation, MemoryLedger]:
+    ledger = MemoryLedger(GDP(), budgets, records.counts)
+    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E)
+    gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
+    return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    problem = Problem(*find_model(request.model, features, classes), by_name(request.prox))
+    try:
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+        w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
+    except (OSError, KeyError):
+        raise BadInput(f"{folder}/model.safetensors is not the model {request.model} of this run; restore it") from None
+    return problem, w, stored["scaling.mean"], stored["scaling.scale"]
+
+
+def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -> list[dict]:
+    spent = np.asarray(ledger.epsilon())[0]
+    return [{"name": n, **asdict(b), "spent_epsilon": float(s)} for n, b, s in zip(names, budgets, spent, strict=True)]
+
+
+def _add_up(spent: dict, paid: list[dict]) -> None:
+    """What training and all evaluations cost together: exactly under the gdp rule, else by adding epsilons and deltas."""
+    for silo, now in zip(spent["silos"], paid, strict=True):
+        before = silo.get("in_all", {"epsilon": silo["spent_epsilon"], "delta": silo["delta"]})
+        if spent["rule"] == "gdp" and now["delta"] == before["delta"]:
+            mu = math.hypot(*(gdp_mu(Budget(e, now["delta"])) for e in (before["epsilon"], now["spent_epsilon"]))) * (1 + 1e-9)
+            silo["in_all"] = {"epsilon": gdp_epsilon(mu, now["delta"]), "delta": now["delta"]}
+        else:
+            silo["in_all"] = {"epsilon": before["epsilon"] + now["spent_epsilon"], "delta": before["delta"] + now["delta"]}

@@ -1,0 +1,227 @@
+"""`silodp evaluate` and `silodp profile` as a user meets them, and a deployed silo scored over its own door."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from silodp.cli import app
+from silodp.core.accounting import Budget, gdp_mu
+from silodp.core.card import Card
+from silodp.core.errors import BadInput
+from silodp.server.federation import Everyone, Federation
+from silodp.server.remote import Patience, Remote
+from silodp.server.scoring import gaussian_for, score
+from silodp.silo.daemon import approved_problem, read_key, read_records
+from silodp.silo.door import Door
+from silodp.silo.durable import DurableLedger
+from silodp.silo.policy import Place, Policy
+from silodp.silo.records import Records
+from silodp.silo.silo_commands import provision
+
+
+def silodp(*words) -> dict:
+    result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+def write_csv(path: Path, n: int, seed: int, holes: float = 0.0) -> Path:
+    random = np.random.default_rng(seed)
+    rows = ["a,b,label"]
+    for _ in range(n):
+        a, b = random.normal(3.0, 1.0), random.normal()
+        rows.append(f"{'' if random.random() < holes else a},{b},{int(a + b > 3)}")
+    path.write_text("\n".join(rows) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    files = [write_csv(folder / f"{name}.csv", 800, seed) for seed, name in enumerate(("left", "right"))]
+    told = ("--silo", files[0], "--silo", files[1], "--model", "logistic", "--rounds", 10, "--seed", 3, "--epsilon", 4, "--held-out", 0.25)
+    silodp("train", *told, "--out", folder / "run")
+    return folder / "run"
+
+
+def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
+    before = json.loads((trained / "spent.json").read_text())["silos"]
+    first, second = (silodp("evaluate", trained, "--epsilon", 2, "--seed", seed) for seed in (1, 2))
+    all_, *silos = first["scores"]
+    assert (all_["held_out"], [s["held_out"] for s in silos]) == (400, [200, 200])
+    for name in ("accuracy", "auc"):
+        assert 0.8 < all_["figures"][name]["value"] <= 1
+        assert all_["figures"][name]["noise"] < 0.1
+    assert first["scores"] != second["scores"]
+    assert [s["spent_epsilon"] for s in first["silos"]] == pytest.approx([2.0, 2.0])
+    for was, one, two in zip(before, first["in_all"], second["in_all"], strict=True):
+        mu = [gdp_mu(Budget(e, was["delta"])) for e in (was["spent_epsilon"], 2.0, one["epsilon"], two["epsilon"])]
+        assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + mu[1] ** 2, rel=1e-4)
+        assert mu[3] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
+    assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
+    files = write_csv(tmp_path / "a.csv", 300, 0)
+    silodp(
+        "train",
+        "--silo",
+        files,
+        "--model",
+        "logistic",
+        "--rounds",
+        3,
+        "--phase",
+        3,
+        "--rule",
+        "renyi",
+        "--held-out",
+        0.2,
+        "--out",
+        tmp_path / "run",
+    )
+    spent = json.loads((tmp_path / "run/spent.json").read_text())["silos"][0]
+    (both,) = silodp("evaluate", tmp_path / "run", "--epsilon", 1)["in_all"]
+    assert both["epsilon"] == pytest.approx(spent["spent_epsilon"] + 1)
+    assert both["delta"] == pytest.approx(2 * spent["delta"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--epsilon", "inf"), "no privacy at all"),
+        (("--epsilon", "0"), "greater than 0"),
+        (("--bins", "1000"), "1 to 512 bins"),
+        (("--cap", "nan"), "cap"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        silodp("evaluate", trained, *words)
+
+
+def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):
+    silodp("train", "--data", "wbcd", "--rounds", 1, "--phase", 1, "--out", tmp_path / "run")
+    with pytest.raises(BadInput, match="held nothing out"):
+        silodp("evaluate", tmp_path / "run")
+    with pytest.raises(BadInput, match="no run of `silodp train`"):
+        silodp("evaluate", tmp_path)
+
+
+def test_training_does_not_see_what_it_holds_out(tmp_path):
+    """Two files that differ in held-out rows alone train to the same bytes, with all randomness fixed."""
+    from silodp.silo.heldout import held_out
+
+    models = []
+    for name, change in (("a", False), ("b", True)):
+        path = write_csv(tmp_path / f"{name}.csv", 200, 0)
+        lines = path.read_text().splitlines()
+        if change:
+            lines[1:] = ["9,9,0" if held else line for held, line in zip(held_out(200, 0.25), lines[1:], strict=True)]
+            path.write_text("\n".join(lines) + "\n")
+        silodp(
+            "train",
+            "--silo",
+            path,
+            "--model",
+            "logistic",
+            "--rounds",
+            3,
+            "--phase",
+            3,
+            "--seed",
+            1,
+            "--held-out",
+            0.25,
+            "--out",
+            tmp_path / name / "run",
+        )
+        models.append(load_file(tmp_path / name / "run/model.safetensors"))
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
+    path = write_csv(tmp_path / "a.csv", 2000, 0, holes=0.3)
+    found = silodp("profile", "--silo", path, "--epsilon", 3, "--seed", 1)
+    a, b = found["features"]
+    assert a["missing"] == pytest.approx(0.3, abs=0.04)
+    assert abs(b["missing"]) < 5 * b["missing_error"]
+    assert a["mean"] == pytest.approx(3.0, abs=0.2)
+    assert sum(row["count"] for row in found["classes"]) == pytest.approx(2000, abs=100)
+    assert found["silos"][0]["spent_epsilon"] == pytest.approx(3.0)
+    with pytest.raises(BadInput, match="the value is missing"):
+        silodp("train", "--silo", path, "--model", "logistic")
+    path.write_text(path.read_text() + "oops,1,0\n")
+    with pytest.raises(BadInput, match="oops"):
+        silodp("profile", "--silo", path)
+
+
+# --- deployed -----------------------------------------------------------------------------------------------------------------------------
+
+ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
+
+
+class OwnDoor:
+    """A carrier to one silo's door in this process."""
+
+    def __init__(self, name, door):
+        self._name, self._door = name, door
+
+    def exchange(self, frames, timeout):
+        return {name: self._door.handle(frame) for name, frame in frames.items()}
+
+    def names(self):
+        return [self._name]
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clinic")
+    data = write_csv(folder / "a.csv", 400, 5)
+    asker = ASKER.public_key().public_bytes_raw().hex()
+    about = {"label": "label", "name": "clinic", "epsilon": 8.0, "model": "logistic", "askers": [asker], "held_out": 0.25}
+    made = provision(folder / "silo", data=data, registry=folder / "registry", **about)
+    policy, place = Policy.load(made.policy), Place.load(made.policy)
+    x, y, _ = read_records(place)
+    problem, ledger = approved_problem(place, x.shape[1]), DurableLedger.open(Path(place.ledger))
+    about = {"signing_key": read_key(place.key), "registry": folder / "registry", "held_out": place.held_out}
+    door = Door(policy, problem, Records.of([(x, y)]), ledger, **about)
+    return Card.of(json.loads((folder / "silo/silo.json").read_text())), policy, ledger, door
+
+
+def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clinic):
+    card, policy, ledger, door = clinic
+    assert card.held_out == 100
+    assert "Score" in policy.statistics
+    w, budget, found = torch.tensor([[3.0, 3.0, -9.0]]), Budget(4.0, card.delta), []
+    for _ in range(2):
+        remote = Remote([card], OwnDoor("clinic", door), run="score-1", key=ASKER, patience=Patience(5, 5, 5))
+        asked = {"names": ["clinic"], "held_out": [card.held_out], "classes": 2, "bins": 5, "cap": 4.0}
+        found.append(score(Federation(remote, Everyone(1)), w, gaussian_for("score", [budget]), **asked)[0].figures)
+    assert found[0] == found[1]  # the same question is answered from the store
+    assert abs(found[0]["accuracy"].value - 1) < 5 * found[0]["accuracy"].noise  # the label is this very model's
+    charged = [entry.amount for entry in ledger.entries() if entry.act == "charge"]
+    assert charged == [pytest.approx(gdp_mu(budget) ** 2)]
+    assert ledger.spent() == pytest.approx(4.0, rel=1e-3)
+
+
+def test_cards_and_policies_older_than_held_out_records_hold_none(clinic):
+    card, *_ = clinic
+    table = {name: value for name, value in vars(card).items() if name != "held_out"}
+    assert Card.of(table).held_out == 0
+    for bad in (-1, 400, "many", 0.5, math.inf):
+        with pytest.raises(BadInput, match="held_out"):
+            Card.of(table | {"held_out": bad})
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1, math.nan, "half"])
+def test_a_senseless_share_is_refused(tmp_path, share):
+    with pytest.raises(BadInput, match="held_out"):
+        provision(tmp_path / "silo", data=write_csv(tmp_path / "a.csv", 20, 0), label="label", name="a", epsilon=1.0, held_out=share)

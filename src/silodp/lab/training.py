@@ -82,7 +82,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
                 bar.advance(task)
                 yield w
 
-        return train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "")
+        about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
+        return train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "", about=about)
 
 
 def _load(request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:

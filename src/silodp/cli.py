@@ -18,7 +18,7 @@ from rich.table import Table
 from silodp.core.errors import BadInput, Refused
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
-from silodp.page_commands import report
+from silodp.page_commands import report, ui
 from silodp.silo.ledger_commands import ledger
 from silodp.silo.silo_commands import silo as silo_commands
 
@@ -33,6 +33,7 @@ app.add_typer(silo_commands, name="silo")
 app.add_typer(federation, name="federation")
 app.command()(audit)
 app.command()(report)
+app.command()(ui)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]

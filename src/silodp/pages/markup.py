@@ -77,7 +77,7 @@ def document(title: str, *body: object, policy: bool = False, script: str | None
         tag("meta", http_equiv="Content-Security-Policy", content=forbid) if policy else "",
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
+        tag("meta", name="referrer", content="same-origin"),
         tag("title", title),
         tag("style", Markup(STYLE)),
         tag("script", "", src=script, defer=True) if script else "",

@@ -78,10 +78,12 @@ async function look() {
     if (!reply.ok) throw new Error(reply.status);
     const text = await reply.text();
     if (last !== null && text !== last) {
+      const chosen = [...region.querySelectorAll("input:checked")].map(i => i.id);
       const open = [...region.querySelectorAll("details[open]")].map(d => d.id);
       const at = document.activeElement && region.contains(document.activeElement) ? document.activeElement.id : "";
       region.innerHTML = text;
       for (const id of open) { const d = document.getElementById(id); if (d) d.open = true; }
+      for (const id of chosen) { const i = document.getElementById(id); if (i) i.checked = true; }
       if (at) { const f = document.getElementById(at); if (f) f.focus(); }
     }
     const state = region.querySelector("[data-state]");

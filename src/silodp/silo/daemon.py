@@ -40,6 +40,7 @@ from silodp.core.prox import by_name
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
+from silodp.silo.pause import paused
 from silodp.silo.policy import Place, Policy
 from silodp.silo.records import Records
 
@@ -461,7 +462,12 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         problem, key, ledger = approved_problem(place, x.shape[1]), read_key(place.key), DurableLedger.open(Path(place.ledger))
         door = Door(policy, problem, Records.of([(x, y)]), ledger, signing_key=key, noted=log.note)
         log.follow(ledger)
-        server = Server(place, door.handle, key=key, limit=door.limit, log=log)
+
+        def handle(frame: bytes) -> bytes:
+            (door.pause if paused(path) else door.resume)()
+            return door.handle(frame)
+
+        server = Server(place, handle, key=key, limit=door.limit, log=log)
 
         def listening() -> None:
             log.line(

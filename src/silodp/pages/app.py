@@ -59,7 +59,7 @@ class Runs:
     def all(self, request: Request) -> Response:
         where = tag("p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft")
         content = tag("h1", "Runs"), where, alive("/live", self._list())
-        return HTMLResponse(screen("Runs", self._tabs, "/", *content, live="/live"))
+        return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
 
     def all_live(self, request: Request) -> Response:
         return HTMLResponse(self._list())
@@ -68,7 +68,7 @@ class Runs:
         name, run = self._named(request.path_params["name"])
         path = f"/run-live/{quote(name)}"
         content = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"), alive(path, _followed(name, run))
-        return HTMLResponse(screen(title(run), self._tabs, "", *content, live=path))
+        return HTMLResponse(screen(title(run), self._tabs, "", *content, live=True))
 
     def one_live(self, request: Request) -> Response:
         return HTMLResponse(_followed(*self._named(request.path_params["name"])))

@@ -9,7 +9,7 @@ STYLE = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.55 var(--sans);font-variant-numeric:tabular-nums}
-main,.bar>div,footer{max-width:54rem;margin:0 auto;padding:0 1.25rem}
+main,.bar>div,footer{max-width:58rem;margin:0 auto;padding:0 1.25rem}
 main{padding-bottom:3rem}
 h1,h2,h3,.lead,caption,figcaption b{font-family:var(--serif);font-weight:600}h1,h2,h3{text-wrap:balance}
 h1{font-size:2.1rem;line-height:1.15;margin:2.2rem 0 .4rem;letter-spacing:-.01em;overflow-wrap:anywhere}
@@ -39,7 +39,7 @@ table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem;font-size:1rem}
 th,td{text-align:left;padding:.42rem .9rem .42rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
+.when{white-space:nowrap}td .small{display:block;min-width:12rem}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}
 .square svg.wide,.square svg.narrow{max-width:27rem}.narrow{display:none}@media (max-width:36rem){.wide{display:none}.narrow{display:block}h1{font-size:1.65rem}h2{font-size:1.2rem}.figures{grid-template-columns:1fr 1fr}.figures dd{font-size:1.25rem}}
@@ -55,7 +55,7 @@ details{margin:.5rem 0}summary{cursor:pointer;color:var(--a);padding:.35rem 0;wi
 .running{color:var(--a)}.finished,.answered{color:var(--good)}.stopped,.paused{color:var(--hold)}.refused,.alarm{color:var(--bad)}
 .running::before{animation:breathe 2.4s ease-in-out infinite}@keyframes breathe{50%{opacity:.25}}
 @media (prefers-reduced-motion:reduce){*{animation:none!important;transition:none!important}}
-button{font:600 1rem var(--sans);color:var(--paper);background:var(--a);border:1px solid var(--a);border-radius:5px;padding:.6rem 1.1rem;min-height:2.75rem;cursor:pointer}
+button{font:600 1rem var(--sans);color:var(--paper);background:var(--a);border:1px solid var(--a);border-radius:5px;padding:.6rem 1.1rem;min-height:2.75rem;cursor:pointer;margin:.25rem .4rem .25rem 0}button+button{color:var(--a);background:var(--paper)}
 input[type=password]{font:1rem var(--mono);color:var(--ink);background:var(--paper);border:1px solid var(--soft);border-radius:5px;padding:.55rem .7rem;min-height:2.75rem;width:100%;max-width:26rem}
 input[type=checkbox]{width:1.25rem;height:1.25rem;accent-color:var(--a);vertical-align:middle;margin:.2rem}
 form .field{display:grid;gap:.3rem;margin:.8rem 0}
@@ -69,31 +69,31 @@ h1{font-size:20pt;margin-top:0}h2{font-size:13pt;break-after:avoid}figure,.figur
 
 SCRIPT = """
 "use strict";
-const region = document.getElementById("live");
-let last = null;
-async function look() {
-  const told = document.getElementById("told");
+const told = document.getElementById("told");
+function say(words) { if (words && told.textContent !== words) told.textContent = words; }
+function put(region, text) {
+  const ids = what => [...region.querySelectorAll(what)].map(e => e.id);
+  const open = ids("details[open]"), chosen = ids("input:checked"), focus = region.contains(document.activeElement) ? document.activeElement.id : "";
+  const places = [...region.querySelectorAll(".scroll")].map(e => e.scrollLeft);
+  region.innerHTML = text;
+  for (const id of open) { const e = document.getElementById(id); if (e) e.open = true; }
+  for (const id of chosen) { const e = document.getElementById(id); if (e) e.checked = true; }
+  [...region.querySelectorAll(".scroll")].forEach((e, i) => { e.scrollLeft = places[i] || 0; });
+  if (focus) { const e = document.getElementById(focus); if (e) e.focus({preventScroll: true}); }
+}
+async function look(region, last) {
   try {
     const reply = await fetch(region.dataset.from, {cache: "no-store", redirect: "error"});
     if (!reply.ok) throw new Error(reply.status);
     const text = await reply.text();
-    if (last !== null && text !== last) {
-      const chosen = [...region.querySelectorAll("input:checked")].map(i => i.id);
-      const open = [...region.querySelectorAll("details[open]")].map(d => d.id);
-      const at = document.activeElement && region.contains(document.activeElement) ? document.activeElement.id : "";
-      region.innerHTML = text;
-      for (const id of open) { const d = document.getElementById(id); if (d) d.open = true; }
-      for (const id of chosen) { const i = document.getElementById(id); if (i) i.checked = true; }
-      if (at) { const f = document.getElementById(at); if (f) f.focus(); }
-    }
-    const state = region.querySelector("[data-state]");
-    if (state && told.textContent !== state.dataset.state) told.textContent = state.dataset.state;
+    if (last !== null && text !== last) put(region, text);
     last = text;
+    const state = region.querySelector("[data-state]");
+    if (state) say(state.dataset.state);
   } catch (error) {
-    const words = "This page's own server does not answer; trying again.";
-    if (told.textContent !== words) told.textContent = words;
+    say("This page's own server does not answer; trying again.");
   }
-  setTimeout(look, 1000);
+  setTimeout(look, 1000, region, last);
 }
-if (region) look();
+for (const region of document.querySelectorAll("[data-from]")) look(region, null);
 """

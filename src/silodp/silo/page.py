@@ -31,6 +31,7 @@ from silodp.silo.policy import CODES, Place, Policy
 SHOWN = 200
 """Frames and charges that are listed, the latest."""
 LONGEST_FORM = 4096
+READ = "This page was started without a token: it can only be read."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",
     "repeated": "The stored answer was sent once more, at no cost.",
@@ -38,7 +39,9 @@ PASSED = {
     "stopped": "The gate was stopped.",
 }
 WHY = daemon.LINE_CODES | CODES | PASSED
-LINE = re.compile(r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price (?P<price>\S+))?(?: +left (?P<left>\S+))?$")
+LINE = re.compile(
+    r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price (?P<price>[\d.]+%))?(?: +left (?P<left>-?[\d.]+%))?$"
+)
 
 
 class GatePage:
@@ -50,16 +53,25 @@ class GatePage:
         self._ledger = DurableLedger.open(Path(self._place.ledger))
 
     def routes(self) -> list[Route]:
-        return [Route("/silo", self.show), Route("/silo-live", self.live), Route("/silo/pause", self.pause, methods=["POST"])]
+        return [
+            Route("/silo", self.show),
+            Route("/silo-live", self.live),
+            Route("/silo-frames", self.frames),
+            Route("/silo/pause", self.pause, methods=["POST"]),
+        ]
 
     def show(self, request: Request, said: str = "", status: int = 200) -> Response:
         done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(request.query_params.get("done", ""), "")
         note = tag("p", said or done, class_=f"note{' bad' if said else ''}", role="alert" if said else "status") if said or done else ""
-        content = tag("h1", f"The gate of {Policy.load(self._path).silo}"), note, alive("/silo-live", self._now()), self._form()
-        return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live="/silo-live"), status)
+        content = tag("h1", f"The gate of {Policy.load(self._path).silo}"), note, alive("/silo-live", self._now())
+        content = *content, self._form(), alive("/silo-frames", self._came())
+        return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
 
     def live(self, request: Request) -> Response:
         return HTMLResponse(self._now())
+
+    def frames(self, request: Request) -> Response:
+        return HTMLResponse(self._came())
 
     async def pause(self, request: Request) -> Response:
         """Pauses the gate or lets it answer again, if the form carries the token."""
@@ -71,12 +83,9 @@ class GatePage:
         form = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True)
         given, wanted = form.get("token", [""])[-1], form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-            why = (
-                "This is not the token; the gate stays as it is."
-                if self._token
-                else "This page was started without a token: it can only be read."
+            return await run_in_threadpool(
+                self.show, request, "This is not the token; the gate stays as it is." if self._token else READ, 403
             )
-            return await run_in_threadpool(self.show, request, why, 403)
         if wanted not in ("pause", "resume"):
             return await run_in_threadpool(self.show, request, "The form says neither pause nor resume.", 400)
         await run_in_threadpool(set_paused, self._path, wanted == "pause")
@@ -85,56 +94,68 @@ class GatePage:
     # --- what is shown ------------------------------------------------------------------------------------------------------------
 
     def _now(self) -> Markup:
-        rules = Policy.load(self._path)
+        """State and budget."""
         try:
-            ledger, runs = self._ledger, daemon.running(self._place.ledger)
-            queries, (count, head), used = _queries(ledger), ledger.head(), ledger.used()
+            rules, ledger, runs = Policy.load(self._path), self._ledger, daemon.running(self._place.ledger)
+            queries, used, spent = _queries(ledger), ledger.used(), ledger.spent()
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
-        state, words = ("stopped", "The gate does not run.") if not runs else ("running", "The gate runs and answers.")
+        state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
         if paused(self._path):
-            state, words = "paused", "The gate is paused: every query is refused." if runs else "The gate does not run, and will be paused."
+            state, words = (
+                "paused",
+                "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query.",
+            )
         kinds = list(dict.fromkeys(q["kind"] for q in queries))
         charges = [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)]
-        numbers = [
-            ("of the budget left", f"{1 - used:.1%}"),
-            (f"ε spent, of {rules.epsilon:g}", f"{ledger.spent():.4g}"),
-            ("queries charged", f"{len(queries)}"),
-        ]
-        refused = {c: n for c, n in daemon.tally(self._place.log).items() if c not in PASSED}
-        numbers.append(("refused, as far as the log goes back", f"{sum(refused.values())}"))
-        budget = tag("figure", tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left.")),
-                     spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else "")  # fmt: skip
-        why = table(
-            "Why queries were refused",
-            ("code", "times", "why"),
-            [(c, n, WHY.get(c, "")) for c, n in sorted(refused.items())],
-            numbers=(1,),
-            hide=True,
+        numbers = (
+            ("of the budget left", f"{1 - used:.1%}"), (f"ε spent, of {rules.epsilon:g}", f"{spent:.4g}"), ("queries charged", len(queries)),
+            ("refused, as far as the log goes back", sum(self._refused().values())),
+        )  # fmt: skip
+        said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
+        return join(
+            [
+                tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
+                tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in numbers), class_="figures"),
+                tag("figure", said, spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else ""),
+            ]
         )
-        return join([
-            tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
-            tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in numbers), class_="figures"), budget,
-            section("frames", "What came to the gate", self._frames(queries)),
-            section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
-            section("rules", "What the policy allows", self._rules(rules), facts([("Ledger entries", count), ("Records (public)", ledger.records)]),
-                    tag("p", "Ledger head ", tag("span", head, class_="hash"), class_="soft small")),
-        ])  # fmt: skip
+
+    def _came(self) -> Markup:
+        """What was asked, what became of it and why, and within which limits."""
+        try:
+            rules, ledger = Policy.load(self._path), self._ledger
+            queries, (count, head) = _queries(ledger), ledger.head()
+        except BadInput as error:
+            return tag("p", f"{error}.", class_="note bad")
+        refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(self._refused().items())]
+        why = table("Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True)
+        entries = facts([("Ledger entries", count), ("Records (public)", ledger.records)])
+        return join(
+            [
+                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
+                section("frames", "What came to the gate", self._frames(queries)),
+                section("rules", "What the policy allows", self._rules(rules)),
+                section("ledger", "The ledger", entries, tag("p", "Head ", tag("span", head, class_="hash"), class_="soft small")),
+            ]
+        )
+
+    def _refused(self) -> dict[str, int]:
+        return {code: times for code, times in daemon.tally(self._place.log).items() if code not in PASSED}
 
     def _frames(self, queries: list[dict]) -> Markup:
         """The latest frames of the log, each answered one with who asked and in which run, as the ledger has it."""
-        known = {daemon._short(q["query_id"]): q for q in queries}
-        rows = []
+        known, rows = {daemon._short(q["query_id"]): q for q in queries}, []
         for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
-            code, q = found["code"], known.get(found["id"] or "", {})
+            code, q = found["code"] or "", known.get(found["id"] or "", {})
             fine = code in PASSED
-            rows.append((
-                found["time"][:19].replace("T", " "), tag("b", code, class_="answered" if fine else "refused"), WHY.get(code, ""),
-                "-" if code in ("started", "stopped") else found["statistic"] or "-", q.get("kind", "-"), q.get("asker", "-")[:8],
-                q.get("run", "-")[:8], found["price"] or "-", found["left"] or "-",
-            ))  # fmt: skip
-        columns = ("when (UTC)", "what became of it", "why", "statistic", "kind", "asker", "run", "price", "left after")
-        return table(f"The latest {len(rows)} lines of the log, the newest first", columns, rows, numbers=(7, 8))
+            said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft")
+            became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
+            when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
+            who = (q.get("kind", "-"), q.get("asker", "-")[:8], q.get("run", "-")[:8])
+            rows.append((when, became, found["statistic"] or "-", *who, _percent(found["price"]), _percent(found["left"])))
+        columns = ("when (UTC)", "what became of it", "statistic", "kind", "asker", "run", "price", "left after")
+        return table(f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7))
 
     def _rules(self, rules: Policy) -> Markup:
         return facts([
@@ -146,21 +167,18 @@ class GatePage:
 
     def _form(self) -> Markup:
         if not self._token:
-            words = "This page was started without a token: it can only be read. ", tag("code", "silodp silo pause"), " pauses the gate."
+            words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
             return section("pause", "Pause", tag("p", *words))
-        field = tag(
-            "div",
-            tag("label", "Token", for_="token"),
-            tag("input", type="password", name="token", id="token", autocomplete="off", required=True),
-            class_="field",
-        )
-        buttons = (
-            tag("button", "Pause the gate", type="submit", name="do", value="pause"),
-            " ",
-            tag("button", "Let it answer again", type="submit", name="do", value="resume"),
-        )
+        box = tag("input", type="password", name="token", id="token", autocomplete="off", required=True)
+        field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
+        both = (("Pause the gate", "pause"), ("Let it answer again", "resume"))
+        buttons = join((tag("button", name, type="submit", name="do", value=value) for name, value in both), " ")
         words = "A paused gate refuses every query until it is let go, also after a restart. What is being computed is finished."
-        return section("pause", "Pause", tag("p", words), tag("form", field, *buttons, action="/silo/pause", method="post"))
+        return section("pause", "Pause", tag("p", words), tag("form", field, buttons, action="/silo/pause", method="post"))
+
+
+def _percent(text: str | None) -> str:
+    return f"{float(text.rstrip('%')):.2f} %" if text else "-"
 
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:

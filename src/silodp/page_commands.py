@@ -101,6 +101,7 @@ def _bound(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(128)
     except OSError as error:
         raise BadInput(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
     return listener

@@ -20,8 +20,6 @@ from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.query import Gaussian, Grad, LocalSteps, Query
-from silodp.lab import compare
-from silodp.lab.study import Grid, Study
 from silodp.pages import export, runs
 from silodp.pages.report import misses, report
 from silodp.server.progress import Progress, measured
@@ -43,17 +41,6 @@ def trained(tmp_path_factory):
             "train", "--data", "wbcd", "--epsilon", 3, "--epsilon", "malignant=2", "--rounds", 8, "--seed", 1, "--out", folder, "--json"
         )
     assert not stop.value.code
-    return folder
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    """A real comparison, small enough to be made here."""
-    folder = tmp_path_factory.mktemp("compared") / "study"
-    made = Study("wbcd", 3, Grid((0.5,), (1.0,), (1,)), trials=2, epsilons=(1.0, 6.0), methods=("mb-sgd", "mb-sgd-paper", "mb-sgd-open"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.cpu_count", lambda: 1)  # in this process
-        compare.carry_out({folder: made}, quiet=True)
     return folder
 
 

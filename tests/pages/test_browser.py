@@ -260,6 +260,6 @@ def keep(seen: Path, path: Path) -> None:
     from PIL import Image
 
     picture = Image.open(seen).convert("RGB")
-    top = picture.crop((0, 0, picture.width, min(picture.height, 2 * picture.width if picture.width > 600 else 5 * picture.width)))
+    top = picture.crop((0, 0, picture.width, min(picture.height, 1600 if picture.width > 600 else 1950)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    top.quantize(64).save(path, optimize=True)
+    top.quantize(160, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -102,12 +102,13 @@ class Runs:
             box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
             spent = f"{max(s.spent for s in run.silos):.3g} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
             link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
-            rows.append((link, title(run), _state(run), f"{run.done} of {run.total}", spent, box))
+            what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
+            rows.append((join([link, what]), join([_state(run), done]), spent, box))
         if not rows:
             words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
             return tag("p", *words)
-        columns = ("run", "what", "state", "done", "ε spent", "compare")
-        shown = table("Runs", columns, rows, numbers=(3, 4), hide=True)
+        columns = ("run", "state", "ε spent", "compare")
+        shown = table("Runs", columns, rows, numbers=(2, 3), hide=True)
         return tag("form", shown, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
 
 

@@ -50,7 +50,7 @@ def chart(
     y_marks = rounded(0, high, 5)
 
     def draw(width: int, height: int) -> Markup:
-        left, right, above, below = 52, 12, 10, 40
+        left, right, above, below = 64 if percent else 54, 12, 10, 40
         wide, tall = width - left - right, height - above - below
         move = math.log if log else float
 

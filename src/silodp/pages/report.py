@@ -64,7 +64,7 @@ def lead(run: Run) -> str:
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
     most = max((s.spent for s in run.silos), default=0.0)
     done = f"{run.done} of {run.total} rounds"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo is ({most:.3g}, δ)-differentially private for each of its records. {run.said}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo is ({most:.3g}, δ)‑differentially private for each of its records. {run.said}"
 
 
 def figures(run: Run) -> Markup:
@@ -306,9 +306,8 @@ def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
     rows = [(name, f"{mu:.4g}", f"{misses(mu, 0.05):.1%}", f"{misses(mu, 0.5):.1%}") for name, mu in claims]
     table_ = table("The same in numbers", ("spend", "μ", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
     rule = "" if run.rule == "gdp" else f" Under the {run.rule} rule the curve is the Gaussian one with the same epsilon and delta."
-    return section(
-        "trade-off", "What an attacker can tell", drawn, table_, tag("p", rule, class_="small soft") if rule else "", _audited(run, audit)
-    )
+    said = tag("p", rule, class_="small soft") if rule else ""
+    return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), said, _audited(run, audit))
 
 
 def _claims(run: Run) -> list[tuple[str, float]]:

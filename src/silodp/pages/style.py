@@ -28,8 +28,8 @@ code,.hash{font-family:var(--mono);font-size:.86em;overflow-wrap:anywhere}
 .bar>div{display:flex;gap:.2rem 1.4rem;align-items:baseline;flex-wrap:wrap;padding-top:.7rem;padding-bottom:.7rem}
 .bar b{font-family:var(--serif);font-size:1.1rem;margin-right:auto}.bar ul{display:flex;gap:1.2rem;list-style:none;margin:0;padding:0}
 .bar a{text-decoration:none;padding:.45rem 0;display:inline-block}.bar a[aria-current]{font-weight:600;box-shadow:0 2px 0 var(--a)}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1px;background:var(--line);border:1px solid var(--line);margin:1.5rem 0;padding:0}
-.figures div{background:var(--paper);padding:.8rem 1rem;display:flex;flex-direction:column-reverse;justify-content:flex-end}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1px;margin:1.5rem 1px;padding:0}
+.figures div{outline:1px solid var(--line);padding:.8rem 1rem;display:flex;flex-direction:column-reverse;justify-content:flex-end}
 .figures dt{color:var(--soft);font-size:.84rem;line-height:1.35}.figures dd{margin:0;font:600 1.55rem/1.2 var(--serif);overflow-wrap:anywhere}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(15rem,1fr));gap:0 2rem;margin:1rem 0}
 .facts div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);padding:.34rem 0}
@@ -39,7 +39,7 @@ table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem;font-size:1rem}
 th,td{text-align:left;padding:.42rem .9rem .42rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.when{white-space:nowrap}td .small{display:block;min-width:12rem}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
+.when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}
 .square svg.wide,.square svg.narrow{max-width:27rem}.narrow{display:none}@media (max-width:36rem){.wide{display:none}.narrow{display:block}h1{font-size:1.65rem}h2{font-size:1.2rem}.figures{grid-template-columns:1fr 1fr}.figures dd{font-size:1.25rem}}
@@ -51,7 +51,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:v
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1.4rem;list-style:none;margin:.4rem 0 0;padding:0;font-size:.88rem}.legend svg{display:inline-block;width:26px;height:10px;margin-right:.45rem}
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--a);padding:.35rem 0;width:max-content;max-width:100%}
 .list li{margin:.45rem 0;max-width:42rem}
-.state{display:inline-block;font-weight:600}.state::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.45em;background:currentColor}
+.state{display:inline-block;font-weight:600;white-space:nowrap}.state::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.45em;background:currentColor}
 .running{color:var(--a)}.finished,.answered{color:var(--good)}.stopped,.paused{color:var(--hold)}.refused,.alarm{color:var(--bad)}
 .running::before{animation:breathe 2.4s ease-in-out infinite}@keyframes breathe{50%{opacity:.25}}
 @media (prefers-reduced-motion:reduce){*{animation:none!important;transition:none!important}}

@@ -149,7 +149,7 @@ class GatePage:
         for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
             code, q = found["code"] or "", known.get(found["id"] or "", {})
             fine = code in PASSED
-            said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft")
+            said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft why")
             became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
             when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
             who = (q.get("kind", "-"), q.get("asker", "-")[:8], q.get("run", "-")[:8])

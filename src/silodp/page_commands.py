@@ -92,8 +92,8 @@ def ui(
 
 def config(uvicorn: Any, app: Any) -> Any:
     """Quiet, without websockets, and deaf to what a proxy might claim."""
-    quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
-    return uvicorn.Config(app, ws="none", http="h11", loop="asyncio", lifespan="off", timeout_graceful_shutdown=2, **quiet)
+    quiet = {"log_level": "critical", "access_log": False, "server_header": False, "proxy_headers": False}
+    return uvicorn.Config(app, ws="none", http="h11", loop="asyncio", lifespan="off", timeout_graceful_shutdown=1, **quiet)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -47,14 +47,14 @@ def until(true, what: str) -> None:
 
 
 @contextlib.contextmanager
-def served(root: Path | None, policy: Path | None = None, token: str | None = None) -> Iterator[int]:
+def served(root: Path | None, policy: Path | None = None, token: str | None = None, port: int = 0) -> Iterator[int]:
     """The port of a `silodp ui`."""
     import uvicorn
 
     from silodp.pages.app import application
     from silodp.silo.page import GatePage
 
-    listener = _bound("127.0.0.1", 0)
+    listener = _bound("127.0.0.1", port)
     port, tabs = listener.getsockname()[1], [("The gate", "/silo")] if policy else []
     routes = GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
     server = uvicorn.Server(config(uvicorn, application(root, port=port, tabs=tabs, routes=routes)))

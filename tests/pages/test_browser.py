@@ -21,6 +21,7 @@ from silodp.silo.durable import DurableLedger
 from silodp.silo.pause import paused, set_paused
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (silodp[dev])")
+KEPT = Path(kept).resolve() if (kept := os.environ.get("SILODP_SCREENSHOTS")) else None
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed (apt-get install chromium)"),
@@ -211,9 +212,12 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
 def test_a_page_whose_server_is_gone_says_so_and_goes_on_when_it_is_back(browser, root):
     with served(root) as port:
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{port}/")
-    page.get_by_text("does not answer; trying again").wait_for(state="attached")
-    page.close()
+        page.goto(f"http://127.0.0.1:{port}/run/train")
+        page.locator("#told", has_text="came to its end").wait_for(state="attached")
+    page.locator("#told", has_text="does not answer; trying again").wait_for(state="attached")
+    with served(root, port=port):
+        page.locator("#told", has_text="came to its end").wait_for(state="attached")
+        page.close()
 
 
 def test_pages_are_usable_by_keyboard_and_screen_reader(look):
@@ -250,9 +254,9 @@ def test_nothing_is_cut_off_at_any_width(look, tmp_path, name, path, size, devic
     assert all(height >= 24 for height in sizes), "room for a finger"
     letters = page.eval_on_selector_all("svg text", "all => all.map(e => e.getBoundingClientRect().height).filter(h => h)")
     assert all(height >= 9 for height in letters), "text in charts can be read"
-    if kept := os.environ.get("SILODP_SCREENSHOTS"):
+    if KEPT:
         page.screenshot(path=tmp_path / "seen.png", full_page=True)
-        keep(tmp_path / "seen.png", Path(kept) / f"{name}-{device}.png")
+        keep(tmp_path / "seen.png", KEPT / f"{name}-{device}.png")
 
 
 def keep(seen: Path, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def to_tensorboard(run: Run, folder: Path) -> None:
 
 
 def to_mlflow(run: Run, folder: Path) -> None:
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask, before they write to a folder
     try:
         import mlflow
     except ImportError:

@@ -83,7 +83,7 @@ function put(region, text) {
 }
 async function look(region, last) {
   try {
-    const reply = await fetch(region.dataset.from, {cache: "no-store", redirect: "error"});
+    const reply = await fetch(region.dataset.from, {cache: "no-store", redirect: "error", signal: AbortSignal.timeout(5000)});
     if (!reply.ok) throw new Error(reply.status);
     const text = await reply.text();
     if (last !== null && text !== last) put(region, text);

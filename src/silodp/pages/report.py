@@ -64,7 +64,7 @@ def lead(run: Run) -> str:
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
     most = max((s.spent for s in run.silos), default=0.0)
     done = f"{run.done} of {run.total} rounds"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo is ({most:.3g}, δ)‑differentially private for each of its records. {run.said}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo in this run is ({most:.3g}, δ)‑differentially private for each of its records. {run.said}"
 
 
 def figures(run: Run) -> Markup:

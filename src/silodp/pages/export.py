@@ -49,7 +49,7 @@ def to_tensorboard(run: Run, folder: Path) -> None:
 def to_mlflow(run: Run, folder: Path) -> None:
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask, before they write to a folder
     try:
-        import mlflow
+        import mlflow  # type: ignore[import-not-found]
     except ImportError:
         raise BadInput("--mlflow needs the package mlflow (or mlflow-skinny); install silodp[mlflow]") from None
     client = mlflow.MlflowClient(tracking_uri=folder.resolve().as_uri())

@@ -36,7 +36,7 @@ class Guard:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(k, v) for k, v in message["headers"] if k.lower() not in HEADERS]
-                message = message | {"headers": [*kept, *HEADERS.items()]}
+                message = {**message, "headers": [*kept, *HEADERS.items()]}
             await send(message)
 
         refusal = self._refusal(scope)

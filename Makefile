@@ -34,7 +34,7 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,nvflare,flower,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,nvflare,flower,docs,ui]'
 	touch $@
 
 clean:

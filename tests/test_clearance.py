@@ -51,6 +51,8 @@ PLANTED = [
     ("silo/ledger.py", "from silodp.wire import inprocess", "silo does not import server or wire"),
     ("server/plan.py", "def late():\n    from silodp.wire.inprocess import InProcess", "server does not import wire"),
     ("core/prox.py", "import silodp.server.output", "core imports nothing of the others"),
+    ("pages/runs.py", "from silodp.silo.ledger import MemoryLedger", "pages import core alone"),
+    ("pages/report.py", "from silodp.server.plan import Plan", "pages import core alone"),
     ("silo/simulated.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
     ("server/output.py", "from silodp.lab.evaluate import error_rate", "nothing deployed imports lab or cli"),
     ("wire/inprocess.py", "from silodp import cli", "nothing deployed imports lab or cli"),

@@ -20,6 +20,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.doctor import doctor
 from silodp.federation_commands import federation
 from silodp.lab.audit.command import audit
+from silodp.page_commands import report, ui
 from silodp.project_commands import Project, init
 from silodp.score_commands import evaluate, profile
 from silodp.shuffler.commands import shuffler
@@ -42,6 +43,8 @@ app.command()(doctor)
 app.command()(init)
 app.command()(evaluate)
 app.command()(profile)
+app.command()(report)
+app.command()(ui)
 out = Console(highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]

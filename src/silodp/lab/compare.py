@@ -66,9 +66,21 @@ def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | Non
     split = _split(study.dataset, trial, data_dir, device)
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
+    if trial == 0:
+        _describe(folder, study, split, problem.dim)
     who = study.participation(arm, len(split.train), trial)
     batch = sampling_by_name(study.sampling, find(arm.algorithm), study.rounds)
     return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch))
+
+
+def _describe(folder: Path, study: Study, split: Split, parameters: int) -> None:
+    """data.json: the shape of the data and how many batches of runs there are, for reports; n is public."""
+    train, path = split.train, folder / "data.json"
+    silos = [{"name": name, "records": n} for name, n in zip(train.names, train.counts, strict=True)]
+    facts = {"silos": silos, "features": list(train.x.shape[2:]), "classes": split.classes, "test_records": len(split.test_y)}
+    facts |= {"parameters": parameters, "units": len(study.arms()) * study.trials}
+    if not path.exists():
+        path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 @lru_cache(maxsize=2)  # a process meets the same trial's batches one after the other

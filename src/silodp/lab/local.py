@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import runpy
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
+from silodp.server.progress import Progress, measured
 from silodp.server.scaling import learn_scaling
 from silodp.server.settings import default_shares, prepared
 from silodp.silo.gate import Gate
@@ -68,8 +71,8 @@ class Order:
 class Transcript:
     """A channel that keeps what passes through it: queries are public and releases are private already, so both may be stored."""
 
-    def __init__(self, inner: InProcess) -> None:
-        self._inner = inner
+    def __init__(self, inner: InProcess, seen: Callable[[Query, Release], None] = lambda query, release: None) -> None:
+        self._inner, self._seen = inner, seen
         self.rounds: list[dict] = []
         self.values: dict[str, Tensor] = {}
 
@@ -88,6 +91,7 @@ class Transcript:
             }
         )
         self.values[name] = release.value[0].contiguous()
+        self._seen(query, release)
         return release
 
 
@@ -98,8 +102,9 @@ def train(
     progress: Callable[[Iterator[Tensor]], Iterator[Tensor]] = iter,
     held_out: tuple[Tensor, Tensor] | None = None,
     note: str = "",
+    about: Mapping[str, Any] | None = None,
 ) -> dict:
-    """Calibrates, trains, writes model.safetensors, transcript and spend, and returns the summary that --json prints."""
+    """Calibrates, trains, writes run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spend, and returns the summary that --json prints."""
     make_folder(folder)
     features = math.prod(records.x.shape[2:])
     task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
@@ -109,35 +114,74 @@ def train(
     plan = plan_order(order, records.counts, features)
     seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
+    watch = _Watch(folder, ledger, records.names)
+    with contextlib.closing(watch.record):
+        _write_order(folder, order, plan, problem, records, dict(about or {}))
 
-    def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
-        gate = Gate(Simulated(problem, records, [(seed, stage + 1)]), ledger, dim=problem.dim, counts=records.counts)
-        channel = Transcript(InProcess(gate))
-        return Federation(channel, order.participation() if stage else Everyone(len(records))), channel
+        def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
+            gate = Gate(Simulated(problem, records, [(seed, stage + 1)]), ledger, dim=problem.dim, counts=records.counts)
+            channel = Transcript(InProcess(gate), watch.seen)
+            return Federation(channel, order.participation() if stage else Everyone(len(records))), channel
 
-    mean, scale = torch.zeros(features, dtype=torch.float64), torch.ones(features, dtype=torch.float64)
-    first: Transcript | None = None
-    if order.scale == "private":
-        fed, first = connect(records, 0)
-        mean, scale = learn_scaling(fed, features, ranges=plan.mechanisms["ranges"], moments=plan.mechanisms["moments"])
-        scaled = (records.x - mean.float()) / scale.float()
-        records = Records(scaled, records.y, records.counts, records.names)
-    fed, channel = connect(records, 1)
-    mechanisms = {kind: plan.mechanisms[kind] for kind in order.algorithm.kinds}
-    run = prepared(order.algorithm, order.settings, order.step)
-    w = output(progress(run(fed, problem, problem.initial([coin]), **mechanisms)), order.output_rule, seed=coin)
-    if not bool(torch.isfinite(w).all()):
-        raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
-    summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, [t for t in (first, channel) if t], note)
-    if held_out is not None:
-        summary |= _score(problem, w, held_out[0].flatten(1), held_out[1], order.classes)
-    return summary
+        mean, scale = torch.zeros(features, dtype=torch.float64), torch.ones(features, dtype=torch.float64)
+        first: Transcript | None = None
+        if order.scale == "private":
+            fed, first = connect(records, 0)
+            mean, scale = learn_scaling(fed, features, ranges=plan.mechanisms["ranges"], moments=plan.mechanisms["moments"])
+            scaled = (records.x - mean.float()) / scale.float()
+            records = Records(scaled, records.y, records.counts, records.names)
+        fed, channel = connect(records, 1)
+        mechanisms = {kind: plan.mechanisms[kind] for kind in order.algorithm.kinds}
+        run = prepared(order.algorithm, order.settings, order.step)
+        w = output(watch.counted(progress(run(fed, problem, problem.initial([coin]), **mechanisms))), order.output_rule, seed=coin)
+        if not bool(torch.isfinite(w).all()):
+            raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
+        found = {}
+        if held_out is not None:
+            found = _score(problem, w, held_out[0].flatten(1), held_out[1], order.classes)
+        transcripts = [t for t in (first, channel) if t]
+        summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, transcripts, note, found)
+        return summary
 
 
 def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict:
     if not classes:
         return {"test_loss": float(problem.losses(w, x, y).mean())}
     return {"test_error": float(error_rate(problem, w, x, y)), "balanced_accuracy": float(balanced_accuracy(problem, w, x, y))}
+
+
+class _Watch:
+    """Writes progress.jsonl: a line for each question, under the round that it belongs to."""
+
+    def __init__(self, folder: Path, ledger: MemoryLedger, names: Sequence[str]) -> None:
+        self.record, self._ledger, self._names = Progress(folder, keep=False), ledger, names
+        self._question, self._round = 0, 1
+
+    def seen(self, query: Query, release: Release) -> None:
+        used = dict(zip(self._names, np.asarray(self._ledger.used())[0].tolist(), strict=True))
+        line = measured(query, release.value[0], release.silos, self._ledger.counts.tolist(), self._names)
+        self.record.write(self._question, {"round": self._round, "used": used, "dropped": {}} | line)
+        self._question += 1
+
+    def counted(self, iterates: Iterator[Tensor]) -> Iterator[Tensor]:
+        for self._round, w in enumerate(iterates, 2):
+            yield w
+
+
+def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, records: Records, about: dict) -> None:
+    """run.json: what is trained, known before the first question; n is public."""
+    (folder / "spent.json").unlink(missing_ok=True)  # of an earlier run in this folder
+    silos = [
+        {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
+        for name, n, b in zip(records.names, records.counts, order.budgets, strict=True)
+    ]
+    facts = {
+        "kind": "train", **about, "algorithm": order.algorithm.name, "settings": order.settings, "step": order.step, "clip": order.clip,
+        "sampling": str(order.sampling), "model": order.model, "prox": order.prox, "rule": plan.rule.name, "scale": order.scale,
+        "output": order.output_rule, "seed": order.seed, "features": records.x.shape[-1], "classes": order.classes,
+        "parameters": problem.dim, "silos": silos,
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
@@ -175,7 +219,7 @@ def plan_order(order: Order, counts: tuple[int, ...], features: int) -> Plan:
     return calibrate(both, mechanisms, order.budgets, counts, order.participation(), shares=shares, rule=order.rule)
 
 
-def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcripts, note) -> dict:
+def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcripts, note, found) -> dict:
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
     save_file(
         parameters | {"scaling.mean": mean.float(), "scaling.scale": scale.float()},
@@ -198,6 +242,7 @@ def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcri
         ],
         "model": str(folder / "model.safetensors"),
         "note": note,
+        **found,
     }
     (folder / "spent.json").write_text(json.dumps(summary, indent=1) + "\n")
     noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")

@@ -86,7 +86,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
                 bar.advance(task)
                 yield w
 
-        summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "")
+        about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
+        summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "", about=about)
     _write_request(request)
     return summary
 

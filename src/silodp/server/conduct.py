@@ -1,7 +1,7 @@
 """A run over a network from the server's side: cards in, noise calibrated to each silo's own budget, a run folder out.
 
-The folder has run.json (the order, and the cards it was given for), journal (see `journal`), and at the end model.safetensors and
-summary.json. Everything in it is public, or private already. With the same folder the same run goes on where it was killed.
+The folder has run.json (the order, and the cards it was given for), journal (see `journal`), progress.jsonl (see `progress`), and at the
+end model.safetensors and summary.json. Everything in it is public, or private already. With the same folder the same run goes on where it was killed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from silodp.core.query import DisjointBatches, FullBatch, Gaussian
 from silodp.server.federation import Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate
+from silodp.server.progress import Progress as Record
+from silodp.server.progress import measured
 from silodp.server.remote import AGAIN, Card, Carrier, Patience, Remote, Told
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
 
@@ -131,13 +133,14 @@ class Conduct:
         asker = key.public_key().public_bytes_raw().hex()
         self.run, config = _open_folder(folder, {"order": dataclasses.asdict(order), "asker": asker, "cards": [_plain(c) for c in cards]})
         self._journal = Journal(folder / "journal", self.run, config)
-        self._tally = _Tally(cards, self._plan)
+        self._tally = _Tally(cards, self._plan, Record(folder, keep=True))
         try:
             self._remote = Remote(
                 cards, carrier, run=self.run, key=key, journal=self._journal, quorum=quorum, patience=patience, told=self._tally.note
             )
         except BadInput:
             self._journal.close()
+            self._tally.record.close()
             raise
         self.total = order.rounds
         self.summary: dict[str, Any] = {}
@@ -161,6 +164,7 @@ class Conduct:
             self._journal.stop(since)
         finally:
             self._journal.close()
+            self._tally.record.close()
         if last is None:
             raise BadInput(f"the run ended before its first iterate: {ended}; it can be resumed")
         self.summary = self._write(last, count, ended)
@@ -182,8 +186,8 @@ class Conduct:
 class _Tally:
     """What each silo was asked, answered and may have been charged."""
 
-    def __init__(self, cards: Sequence[Card], plan: Plan) -> None:
-        self._cards, self._plan = cards, plan
+    def __init__(self, cards: Sequence[Card], plan: Plan, record: Record) -> None:
+        self._cards, self._plan, self.record, self._iterates = cards, plan, record, 0
         self._charged: list[dict[str, float]] = [{} for _ in cards]
         self._answered, self._dropped = Counter[str](), {card.name: Counter[str]() for card in cards}
         self._ledgers: dict[str, dict] = {}
@@ -204,14 +208,27 @@ class _Tally:
                 event = replace(told.event, noise_multiplier=float(multipliers[i]))
                 bucket, price = self._plan.rule.price(event, np.asarray(card.records))
                 self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + float(price)
+        self._look(told, answers)
+
+    def _look(self, told: Told, answers: Mapping[str, Answer]) -> None:
+        silos = [i for i, card in enumerate(self._cards) if card.name in answers]
+        names, counts = [card.name for card in self._cards], [card.records for card in self._cards]
+        values = torch.cat([answers[names[i]].value for i in silos]) if silos else torch.zeros(0, told.query.statistic.shape[-1])
+        used = {name: 1 - share for name, share in self.left().items()}
+        line = {"round": self._iterates + 1, "used": used, "dropped": told.dropped} | measured(told.query, values, silos, counts, names)
+        self.record.write(told.sequence, line, replayed=told.replayed)
 
     def progress(self, count: int) -> Progress:
-        told, rule = self._last, self._plan.rule
+        told = self._last
         assert told is not None
+        self._iterates = count
+        return Progress(count, told.answered, told.dropped, self.left(), told.replayed)
+
+    def left(self) -> dict[str, float]:
+        rule = self._plan.rule
         capacity = rule.capacity(self._plan.budgets)[0]
         spent = [float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0 for mine in self._charged]
-        left = {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
-        return Progress(count, told.answered, told.dropped, left, told.replayed)
+        return {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
         found = []

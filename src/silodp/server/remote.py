@@ -77,6 +77,7 @@ class Told:
     answered: tuple[str, ...]
     dropped: dict[str, str]
     replayed: bool
+    query: Query
 
 
 class Remote:
@@ -125,7 +126,7 @@ class Remote:
         self.retired |= {name: code for name, code in dropped.items() if code in RETIRED and name not in self.retired}
         self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
         members = [name for name in asked if name in answers]
-        self._told(Told(self._sequence, query.event(), tuple(members), dropped, recorded is not None), answers)
+        self._told(Told(self._sequence, query.event(), tuple(members), dropped, recorded is not None, query), answers)
         self._sequence += 1
         if not members:
             said = ", ".join(f"{name} {code}" for name, code in dropped.items())

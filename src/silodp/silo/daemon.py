@@ -30,6 +30,7 @@ from silodp.listening import Log, Server, exposed, sole, tell_systemd
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
+from silodp.silo.pause import paused
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
 from silodp.silo.schema import read_table
@@ -186,7 +187,12 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
             held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
         )  # fmt: skip
         log.follow(ledger)
-        server = Server(place, door.handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)
+
+        def handle(frame: bytes) -> bytes:
+            (door.pause if paused(path) else door.resume)()
+            return door.handle(frame)
+
+        server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)
 
         def listening() -> None:
             log.line(

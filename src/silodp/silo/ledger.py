@@ -37,6 +37,10 @@ class MemoryLedger:
             raise Refused("budget")
         self._buckets = buckets
 
+    def used(self) -> np.ndarray:
+        """Share of each budget's capacity that is used up, (J, N)."""
+        return np.broadcast_to(self.rule.total(self._buckets) / self._capacity, self._capacity.shape)
+
     def epsilon(self) -> np.ndarray:
         """Epsilon spent so far at each budget's own delta, (J, N)."""
         delta = np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)

@@ -338,12 +338,41 @@ def serve(policy: PolicyFile) -> None:
 
 
 @silo.command()
+def pause(policy: PolicyFile) -> None:
+    """Refuse every query from now on, also after a restart, until `silodp silo resume`.
+
+    Example: `silodp silo pause clinic/policy.toml`
+    """
+    from silodp.silo.pause import set_paused
+    from silodp.silo.policy import Policy
+
+    Policy.load(policy)
+    set_paused(policy, True)
+    out.print("The gate is paused; an answer that is being computed is finished.")
+
+
+@silo.command()
+def resume(policy: PolicyFile) -> None:
+    """Answer again after a pause.
+
+    Example: `silodp silo resume clinic/policy.toml`
+    """
+    from silodp.silo.pause import set_paused
+    from silodp.silo.policy import Policy
+
+    Policy.load(policy)
+    set_paused(policy, False)
+    out.print("The gate answers again.")
+
+
+@silo.command()
 def status(policy: PolicyFile, as_json: Json = False) -> None:
     """Whether the gate runs, what is left of the budget, what was answered and refused.
 
     Example: `silodp silo status clinic/policy.toml`
     """
     from silodp.silo.durable import DurableLedger
+    from silodp.silo.pause import paused
     from silodp.silo.policy import Place, Policy
 
     rules, place = Policy.load(policy), Place.load(policy)
@@ -352,7 +381,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     acts = [entry.act for entry in opened.entries()]
     passed = ("answered", "repeated", "started", "stopped")
     found = {
-        "silo": rules.silo, "running": runs, "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
+        "silo": rules.silo, "running": runs, "paused": paused(policy), "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
         "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),
         "charged": acts.count("charge"), "answered": acts.count("answer"), "repeated": words.get("repeated", 0),
         "refused": {code: times for code, times in sorted(words.items()) if code not in passed},
@@ -362,6 +391,8 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
         print(json.dumps(found))
         return
     out.print(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
+    if found["paused"]:
+        out.print("It is paused, and refuses every query; `silodp silo resume` ends that.")
     out.print(f"Epsilon {found['spent_epsilon']:.4g} of {rules.epsilon:g} is spent; {1 - found['used']:.1%} of the budget is left.")
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"

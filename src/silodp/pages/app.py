@@ -1,0 +1,162 @@
+"""`silodp ui`: a small web app over the run folders of one directory. It reads files and nothing else, each time it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from silodp.core.errors import BadInput
+from silodp.pages import runs
+from silodp.pages.charts import Series, chart
+from silodp.pages.guard import Guard
+from silodp.pages.markup import Markup, join, table, tag
+from silodp.pages.report import body, head, lead, report, title
+from silodp.pages.screen import Tabs, alive, screen
+from silodp.pages.style import SCRIPT
+
+MOST = 6
+"""Runs that are compared at once: as many as there are colours that can be told apart."""
+
+
+def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequence[Route] = ()) -> Starlette:
+    """The app on this port, with the pages of runs under `root` and those that the caller adds."""
+    pages = Runs(root, [("Runs", "/"), *tabs]) if root is not None else None
+    first = Route("/", _to(tabs[0][1])) if pages is None else Route("/", pages.all)
+    own = [] if pages is None else [
+        Route("/live", pages.all_live), Route("/compare", pages.compare), Route("/report/{name:path}", pages.report),
+        Route("/run-live/{name:path}", pages.one_live), Route("/run/{name:path}", pages.one),
+    ]  # fmt: skip
+    script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
+    icon = Route("/favicon.ico", lambda request: Response(status_code=204))
+    return Starlette(
+        routes=[first, *own, *routes, script, icon], middleware=[Middleware(Guard, port=port)], exception_handlers={BadInput: _sentence}
+    )
+
+
+def _to(path: str):
+    return lambda request: RedirectResponse(path)
+
+
+def _sentence(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"{error}\n", 404)
+
+
+class Runs:
+    """The pages of the runs under one directory."""
+
+    def __init__(self, root: Path, tabs: Tabs) -> None:
+        self._root, self._tabs = root, tabs
+
+    def all(self, request: Request) -> Response:
+        where = tag("p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft")
+        content = tag("h1", "Runs"), where, alive("/live", self._list())
+        return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
+
+    def all_live(self, request: Request) -> Response:
+        return HTMLResponse(self._list())
+
+    def one(self, request: Request) -> Response:
+        name, run = self._named(request.path_params["name"])
+        path = f"/run-live/{quote(name)}"
+        content = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"), alive(path, _followed(name, run))
+        return HTMLResponse(screen(title(run), self._tabs, "", *content, live=True))
+
+    def one_live(self, request: Request) -> Response:
+        return HTMLResponse(_followed(*self._named(request.path_params["name"])))
+
+    def report(self, request: Request) -> Response:
+        _, run = self._named(request.path_params["name"])
+        rows = runs.audits(run.folder) if (run.folder / "audit.json").exists() else []
+        return HTMLResponse(report(run, rows))
+
+    def compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 2 <= len(names) <= MOST:
+            content = tag("h1", "Compare runs"), tag("p", f"Choose two to {MOST} runs in the ", tag("a", "list", href="/"), ".")
+            return HTMLResponse(screen("Compare", self._tabs, "", *content), 400)
+        return HTMLResponse(screen("Compare", self._tabs, "", *compared([self._named(name) for name in names])))
+
+    def _named(self, name: str) -> tuple[str, runs.Run]:
+        """The run of that name among those that were found; a name is never made a path."""
+        folder = runs.found_in(self._root).get(name)
+        if folder is None:
+            raise HTTPException(404, "there is no such run")
+        return name, runs.read(folder)
+
+    def _list(self) -> Markup:
+        rows = []
+        for name, folder in runs.found_in(self._root).items():
+            try:
+                run = runs.read(folder)
+            except (BadInput, KeyError, TypeError, ValueError):
+                continue
+            box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
+            spent = f"{max(s.spent for s in run.silos):.3g} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
+            link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
+            what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
+            rows.append((join([link, what]), join([_state(run), done]), spent, box))
+        if not rows:
+            words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
+            return tag("p", *words)
+        columns = ("run", "state", "ε spent", "compare")
+        shown = table("Runs", columns, rows, numbers=(2, 3), hide=True)
+        return tag("form", shown, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
+
+
+def _state(run: runs.Run) -> Markup:
+    return tag("span", run.state, class_=f"state {run.state}")
+
+
+def _followed(name: str, run: runs.Run) -> Markup:
+    """The part of a run's page that changes while it runs."""
+    state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
+    links = tag("p", tag("a", "The report, to print and sign", href=f"/report/{quote(name)}", id="to-report"), class_="screen")
+    return join([head(run), state, links, *body(run)])
+
+
+def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
+    """Runs beside one another: settings and results in a table, curves in one figure."""
+    rows = []
+    for name, run in named:
+        shares = [share for _, share in run.noise_shares]
+        error = run.summary.get("test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None))
+        rows.append((
+            tag("a", name, href=f"/run/{quote(name)}"), run.algorithm, _state(run), f"{run.done} of {run.total}",
+            f"{max((s.spent for s in run.silos), default=0):.4g}" if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
+            f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
+        ))  # fmt: skip
+    columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")
+    parts = [tag("h1", "Compare runs"), table("The runs beside one another", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9), hide=True)]
+    trained = [(name, run) for name, run in named if run.noise_shares]
+    if trained:
+        norms = [
+            Series(name, [(r["question"] + 1, r["norm"]) for r in run.rounds if r.get("norm")], i) for i, (name, run) in enumerate(trained)
+        ]
+        shares = [Series(name, [(q + 1, s) for q, s in run.noise_shares], i) for i, (name, run) in enumerate(trained)]
+        parts.append(chart("Length of the averaged release", "What the server learns in a question.", norms, across="question", up="norm"))
+        said = "How much of each averaged release is noise, by its squared length."
+        parts.append(chart("The noise's share", said, shares, across="question", up="share", percent=True, top=1.0))
+    studies = [(name, run) for name, run in named if run.rows]
+    if studies:
+        lines = []
+        for i, (name, run) in enumerate(studies):
+            best: dict[float, float] = {}
+            for r in run.rows:
+                if r["epsilon"] and not r["curve"].endswith("-paper"):
+                    best[r["epsilon"]] = min(r["test_error"], best.get(r["epsilon"], 1.0))
+            lines.append(Series(name, sorted(best.items()), i, dots=True))
+        ticks = sorted({x for line in lines for x, _ in line.points})
+        said = "The best algorithm at each epsilon, with exact accounting."
+        about = {"across": "ε", "up": "test error", "log": True, "percent": True, "ticks": ticks}
+        parts.append(chart("Lowest private test error", said, lines, **about))
+    parts += [tag("p", tag("b", name), ": ", lead(run), class_="small soft") for name, run in named]
+    return parts

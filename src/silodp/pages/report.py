@@ -1,0 +1,387 @@
+"""The report of one run: a page that stands alone, to be read, printed and signed. Its parts are also what `silodp ui` shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import NormalDist, median
+from typing import Any
+
+from silodp.core.accounting import Budget, gdp_mu
+from silodp.pages.charts import Series, chart, legend, spent_bar
+from silodp.pages.markup import Markup, document, facts, section, sentence, table, tag, text
+from silodp.pages.runs import Run, Silo, fingerprint
+from silodp.pages.unprotected import sentences
+
+KINDS = {
+    "train": "private training run (simulation)",
+    "federation": "private training run over silos",
+    "compare": "comparison (simulation)",
+}
+WORDS = {
+    "spider": "SPIDER", "mb-sgd": "MB-SGD", "local-sgd": "Local SGD", "diff2": "DIFF2", "scaffold": "DP-SCAFFOLD", "disk": "DiSK",
+    "momentum": "MB-SGD with momentum", "adam": "MB-SGD with Adam", "balanced": "MB-SGD, half of the silos in turn",
+}  # fmt: skip
+TAKEN = {
+    "phase": ("spider", "diff2"), "slope": ("spider", "spider-alternate", "diff2", "prox-svrg", "prox-pl-svrg"),
+    "local_steps": ("local-sgd", "scaffold"), "inner": ("prox-svrg", "prox-pl-svrg"), "restarts": ("prox-pl-svrg",),
+    "momentum": ("momentum", "adam"), "kappa": ("disk",),
+}  # fmt: skip
+"""Which algorithms take a setting of an order over a network."""
+COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 2, "scaffold": 4, "disk": 6}
+
+
+def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, now: datetime | None = None) -> str:
+    """The whole page as text; it asks for nothing from anywhere."""
+    when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
+    main = tag("main", head(run), *body(run, audit), signature(run, when), id="main")
+    return document(f"{title(run)}: report", main, policy=True, kind="report")
+
+
+def title(run: Run) -> str:
+    data = run.about.get("data") or run.about.get("dataset")
+    if run.kind == "compare":
+        return f"What privacy costs on {data}"
+    return (
+        f"{WORDS.get(run.algorithm, run.algorithm)} on {data}"
+        if data
+        else f"{WORDS.get(run.algorithm, run.algorithm)} over {_some(run.silos)}"
+    )
+
+
+def head(run: Run) -> Markup:
+    over = tag("p", f"silodp · {KINDS[run.kind]}", class_="over")
+    return tag("header", over, tag("h1", title(run)), tag("p", sentence(lead(run)), class_="lead"), figures(run))
+
+
+def lead(run: Run) -> str:
+    """The run in two sentences."""
+    if run.kind == "compare":
+        n = sum(s["records"] for s in run.about.get("silos", ()))
+        data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
+        return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
+    most = max((s.spent for s in run.silos), default=0.0)
+    done = f"{run.done} of {run.total} rounds"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo in this run is ({most:.3g}, δ)‑differentially private for each of its records. {run.said}"
+
+
+def figures(run: Run) -> Markup:
+    """The numbers that one looks for first."""
+    pairs: list[tuple[str, str]] = []
+    if run.kind == "compare":
+        best = min((r for r in run.rows if r["epsilon"] and not r["curve"].endswith("-paper")), key=lambda r: r["test_error"], default=None)
+        pairs = [("batches of runs", f"{run.done} of {run.total}"), ("random splits", f"{run.about.get('trials')}")]
+        if best:
+            pairs.append((f"lowest private test error ({curve_name(best['curve'])}, ε = {best['epsilon']:g})", f"{best['test_error']:.1%}"))
+    else:
+        shares = [share for _, share in run.noise_shares]
+        worst = max(run.silos, key=lambda s: s.used, default=None)
+        pairs = [
+            ("rounds", f"{run.done} of {run.total}"),
+            ("releases", f"{sum(len(r['answered']) for r in run.rounds) or run.summary.get('releases', 0)}"),
+        ]
+        if worst:
+            pairs.append((f"ε spent, of {worst.epsilon:g}", f"{worst.spent:.4g}"))
+        if shares:
+            pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
+        if "test_error" in run.summary:
+            pairs.append(("test error (not private)", f"{run.summary['test_error']:.1%}"))
+    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
+
+
+def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
+    parts = [what(run)]
+    parts += [errors(run)] if run.kind == "compare" else [curve(run), budgets(run)]
+    return [*parts, trade_off(run, audit), not_protected(run)]
+
+
+# --- 1: what was trained ----------------------------------------------------------------------------------------------------------
+
+
+def what(run: Run) -> Markup:
+    about = run.about
+    shape = about.get("features")
+    shape = " × ".join(map(str, shape)) if isinstance(shape, list) else shape
+    settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
+    if run.kind == "federation":
+        settings = {k: about[k] for k, algorithms in TAKEN.items() if run.algorithm in algorithms and k in about}
+    pairs = [
+        ("Data", about.get("data") or about.get("dataset") or ("the silos' own files" if run.kind == "train" else "at the silos")),
+        ("Features", shape),
+        ("Classes", about.get("classes") or ("a number" if about.get("classes") == 0 else None)),
+        ("Model", about.get("model")),
+        ("Parameters", about.get("parameters")),
+        ("Penalty or constraint", about.get("prox")),
+        (
+            "Algorithm",
+            about.get("algorithm")
+            or ", ".join(dict.fromkeys(curve_name(m.removesuffix("-paper").removesuffix("-open")) for m in about.get("methods", ()))),
+        ),
+        ("Rounds", about.get("rounds")),
+        ("Step", _number(about.get("step"))),
+        ("Clip", _number(about.get("clip"))),
+        ("Batches", str(about.get("sampling") or "every record").replace("FullBatch()", "every record").replace("full", "every record")),
+        ("Who answers", about.get("participation")),
+        ("Accounting rule", about.get("rule")),
+        ("Feature scaling", about.get("scale")),
+        ("Seed", about.get("seed") if about.get("seed") is not None else "from the operating system" if run.kind == "train" else None),
+        *((k.replace("_", " ").capitalize(), _number(v)) for k, v in settings.items()),
+    ]
+    silos = run.silos or about.get("silos", ())
+    rows = [
+        (_get(s, "name"), _get(s, "records") or "?", *((f"{s.epsilon:g}", f"{s.delta:.3g}") if isinstance(s, Silo) else ())) for s in silos
+    ]
+    columns = ("silo", "records", "ε", "δ")[: len(rows[0])] if rows else ()
+    shown = (
+        table("The silos, and the budget of each for this run" if run.silos else "The silos", columns, rows, numbers=(1, 2, 3))
+        if rows
+        else ""
+    )
+    about_noise = run.environment.get("noise")
+    ran = (
+        f"silodp {run.environment['silodp']}, torch {run.environment['torch']}, Python {run.environment['python']}. Noise: {about_noise}."
+        if about_noise
+        else ""
+    )
+    return section("what", "What was trained", facts(pairs), shown, tag("p", ran, class_="soft small") if ran else "")
+
+
+# --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------
+
+
+def curve_name(curve: str) -> str:
+    stem, noise = curve, ""
+    for end, words in (("-paper", ", the paper's noise"), ("-open", ", not private")):
+        if stem.endswith(end):
+            stem, noise = stem.removesuffix(end), words
+    stem, phase = (stem.removesuffix("-diff"), ", phase > 1") if stem.endswith("-diff") else (stem, "")
+    return f"{WORDS.get(stem, stem)}{phase}{noise}"
+
+
+def errors(run: Run) -> Markup:
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in run.rows:
+        by.setdefault(row["curve"], []).append(row)
+    if not by:
+        return section(
+            "error", "Error by epsilon", tag("p", f"{run.done} of {run.total} batches of runs are done; there is a figure at the end.")
+        )
+    epsilons = sorted({r["epsilon"] for r in run.rows if r["epsilon"]})
+    exact, paper = [], []
+    for name, rows in by.items():
+        stem = name.removesuffix("-paper").removesuffix("-open")
+        colour = COLOURS.get(stem, 7)
+        if name.endswith("-open"):
+            exact.append(Series(curve_name(name), [(e, rows[0]["test_error"]) for e in (epsilons[0], epsilons[-1])], colour, "dash"))
+            continue
+        line = Series(
+            curve_name(name), [(r["epsilon"], r["test_error"]) for r in rows], colour, "dot" if name.endswith("-paper") else "",
+            [r["standard_error"] for r in rows], dots=True,
+        )  # fmt: skip
+        (paper if name.endswith("-paper") else exact).append(line)
+    about = {"across": "ε of every record, by its logarithm", "up": "test error", "log": True, "percent": True, "ticks": epsilons}
+    bars = f"Bars are standard errors over {run.about.get('trials')} random splits."
+    drawn = [chart("Test error with exact accounting", f"{bars} Dashed lines have no privacy.", exact, **about)]
+    if paper:
+        drawn.append(
+            chart("Test error with the paper's noise", f"{bars} Where the table is red, more was spent than was claimed.", paper, **about)
+        )
+    rows = []
+    for r in run.rows:
+        more = r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
+        spent = (
+            "no bound"
+            if not r["spent_epsilon"]
+            else tag("b", f"{r['spent_epsilon']:.3f}", class_="alarm")
+            if more
+            else f"{r['spent_epsilon']:.3f}"
+        )
+        settings = ", ".join(f"{k} {v:g}" for k, v in r["settings"].items())
+        rows.append(
+            (
+                curve_name(r["curve"]),
+                f"{r['epsilon']:g}" if r["epsilon"] else "∞",
+                f"{r['test_error']:.2%}",
+                f"{r['standard_error']:.2%}",
+                spent,
+                settings,
+            )
+        )
+    columns = ("curve", "ε claimed", "test error", "standard error", "ε spent", "settings that training loss chose")
+    numbers = table("Every point of the figures", columns, rows, numbers=(1, 2, 3, 4))
+    return section("error", "Error by epsilon", *drawn, numbers)
+
+
+def curve(run: Run) -> Markup:
+    answered = [r for r in run.rounds if r.get("norm") is not None]
+    if not answered:
+        return section(
+            "curve",
+            "Training, and how much of it is noise",
+            tag(
+                "p", "No question has been answered yet." if run.rounds or run.state == "running" else "This folder has no progress.jsonl."
+            ),
+        )
+    at = [(r["question"] + 1, r) for r in answered]
+    length = chart(
+        "Length of the averaged release",
+        "What the server learns in a question, and how long the noise in it is expected to be. Where both are alike, the answer is mostly noise.",
+        [Series("release", [(q, r["norm"]) for q, r in at], 0, dots=len(at) < 40), Series("noise in it", [(q, r["noise"]) for q, r in at], 1, "dash", area=True)],
+        across="question", up="norm",
+    )  # fmt: skip
+    share = chart(
+        "The noise's share of each release",
+        "Expected squared length of the noise over squared length of the release. The noise's size is known from the mechanism; nobody looked at the records.",
+        [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)], across="question", up="share", percent=True, top=1.0,
+    )  # fmt: skip
+    rows = [
+        (r["question"] + 1, r["round"], r["kind"], f"{r['clip']:.4g}", f"{r['norm']:.4g}", f"{r['noise']:.4g}", f"{min(1, (r['noise'] / r['norm']) ** 2):.1%}" if r["norm"] else "",
+         f"{len(r['answered'])}", ", ".join(f"{n} {c}" for n, c in r["dropped"].items()) or "-")
+        for _, r in at
+    ]  # fmt: skip
+    columns = ("question", "round", "kind", "clip", "norm", "noise", "noise's share", "answers", "without")
+    numbers = table("Every question", columns, rows, numbers=(0, 1, 3, 4, 5, 6, 7))
+    local = any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered)
+    note = (
+        tag("p", "The noise of local steps is added up as if gradient and constraint did not bend it.", class_="soft small")
+        if local
+        else ""
+    )
+    return section(
+        "curve", "Training, and how much of it is noise", length, share, note, _folded("questions", "Every question in numbers", numbers)
+    )
+
+
+# --- 3: budgets -------------------------------------------------------------------------------------------------------------------
+
+
+def budgets(run: Run) -> Markup:
+    kinds = list(dict.fromkeys(kind for s in run.silos for _, kind, _ in s.charges))
+    bars = []
+    for s in run.silos:
+        ledger = f" Ledger: {s.ledger['count']} entries." if s.ledger else ""
+        dropped = "".join(f"; {code} {times}" for code, times in s.dropped.items())
+        said = f"ε {s.spent:.4g} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
+        bars.append(tag("figure", tag("figcaption", tag("b", s.name), tag("span", said)), spent_bar(s.name, s.charges, s.used, kinds)))
+    rows = [
+        (q + 1, kind, *(f"{dict((c[0], c[2]) for c in s.charges).get(q, 0.0):.3%}" for s in run.silos))
+        for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
+    ]
+    history = table(
+        "What each question cost each silo, as a share of its budget",
+        ("question", "kind", *(s.name for s in run.silos)),
+        rows,
+        numbers=(0, *range(2, 2 + len(run.silos))),
+    )
+    note = "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar is less than half of ε."
+    folded = _folded("charges", "Every charge in numbers", history) if rows else ""
+    return section("budgets", "Each silo's budget", tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", folded)
+
+
+# --- 4: the trade-off -------------------------------------------------------------------------------------------------------------
+
+
+def misses(mu: float, alarms: float) -> float:
+    """The least type II error of any test at this type I error, if a release is mu-GDP."""
+    normal = NormalDist()
+    return normal.cdf(normal.inv_cdf(1 - alarms) - mu)
+
+
+def _curve_of(mu: float) -> list[tuple[float, float]]:
+    inner = [i / 100 for i in range(1, 100)]
+    ends = [1e-6, 1e-4, 1e-3, 4e-3]
+    return [(0.0, 1.0), *((a, misses(mu, a)) for a in (*ends, *inner, *(1 - e for e in reversed(ends)))), (1.0, 0.0)]
+
+
+def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
+    claims = _claims(run)
+    if not claims:
+        return section("trade-off", "What an attacker can tell", tag("p", "Nothing has been spent yet."))
+    lines = [Series(name, _curve_of(mu), i % 7) for i, (name, mu) in enumerate(claims)]
+    lines.append(Series("guessing blindly", [(0.0, 1.0), (1.0, 0.0)], 7, "dot"))
+    said = "An attacker with everything that left a silo asks whether one record was replaced. No test of it comes below its curve."
+    drawn = chart("Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, square=True)
+    rows = [(name, f"{mu:.4g}", f"{misses(mu, 0.05):.1%}", f"{misses(mu, 0.5):.1%}") for name, mu in claims]
+    table_ = table("The same in numbers", ("spend", "μ", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
+    rule = "" if run.rule == "gdp" else f" Under the {run.rule} rule the curve is the Gaussian one with the same epsilon and delta."
+    said = tag("p", rule, class_="small soft") if rule else ""
+    return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), said, _audited(run, audit))
+
+
+def _claims(run: Run) -> list[tuple[str, float]]:
+    if run.kind == "compare":
+        n = min((s["records"] for s in run.about.get("silos", ())), default=0)
+        return [(f"ε = {e:g}", gdp_mu(Budget(e, 1 / n**2))) for e in run.about.get("epsilons", ())] if n > 1 else []
+    groups: dict[str, list[Silo]] = {}
+    for s in run.silos:
+        if s.mu > 0:
+            groups.setdefault(f"{s.mu:.2g}", []).append(s)
+    named = [
+        (", ".join(s.name for s in mine[:3]) + (f" and {len(mine) - 3} more" if len(mine) > 3 else ""), max(s.mu for s in mine))
+        for mine in groups.values()
+    ]
+    return sorted(named, key=lambda pair: pair[1])
+
+
+def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
+    if not audit:
+        words = "No audit lies beside this run. `silodp audit` attacks the code that ran; give its folder with `--audit`."
+        return tag("p", sentence(words), class_="soft small")
+    mine = [row for row in audit if row["algorithm"] == run.algorithm] or list(audit)
+    rows = [
+        (row["algorithm"], row.get("gate", "simulated"), f"{row['claimed_epsilon']:g}", f"{row['empirical_epsilon']:.3f}", f"{row['lower_bound']:.3f}",
+         tag("b", "REFUTED", class_="alarm") if row["alarm"] else "not refuted")
+        for row in mine
+    ]  # fmt: skip
+    columns = ("attack on", "gate", "ε claimed", "ε that the attack found", "at least, at 95 %", "claim")
+    return table("The audit: what attacks on the shipped code have found, at claims of its own", columns, rows, numbers=(2, 3, 4))
+
+
+# --- 5 and 6: what was not protected, and who has read it -------------------------------------------------------------------------
+
+
+def not_protected(run: Run) -> Markup:
+    return section("not-protected", "What was not protected", tag("ul", *(tag("li", s) for s in sentences(run)), class_="list"))
+
+
+def signature(run: Run, when: str) -> Markup:
+    heads = [(f"Ledger head of {s.name}, entry {s.ledger['count']}", s.ledger["head"]) for s in run.silos if s.ledger]
+    pairs = [
+        ("Run folder, SHA-256", fingerprint(run.folder)),
+        ("Run", run.about.get("run")),
+        ("Approved definition, SHA-256", run.about.get("definition")),
+        *heads,
+    ]
+    rows = [(name, tag("span", value, class_="hash")) for name, value in pairs if value]
+    lines = tag("div", *(tag("div", name) for name in ("Name and role", "Signature", "Place and date")), class_="sign")
+    how = "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in the order of their names, drawings and pages left out."
+    made = f"Made on {when} by silodp {version('silodp')}."
+    read = tag("p", "I have read what was trained, what it has cost and what was not protected.")
+    return section(
+        "signature",
+        "Signed",
+        table("What this page is about", ("what", "value"), rows, hide=True),
+        tag("p", sentence(f"{how} {made}"), class_="soft small"),
+        read,
+        lines,
+    )
+
+
+def _folded(name: str, summary: str, *content: object) -> Markup:
+    return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
+
+
+def _some(silos: Sequence[Any]) -> str:
+    return f"{len(silos)} silo{'' if len(silos) == 1 else 's'}"
+
+
+def _get(silo: Any, name: str) -> Any:
+    return silo.get(name) if isinstance(silo, dict) else getattr(silo, name)
+
+
+def _number(value: Any) -> str | None:
+    if value is None:
+        return None
+    return f"{value:g}" if isinstance(value, int | float) and not (isinstance(value, float) and math.isnan(value)) else str(text(value))

@@ -1,0 +1,239 @@
+"""Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run` have written, also while they write.
+
+Everything is read anew each time and nothing is locked but for an instant, so a run may be killed and resumed under a reader's eyes.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.errors import BadInput
+
+OURS = ("config.json", "run.json", "spent.json")
+DRAWN = (".png", ".svg", ".html", ".part")
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A silo's budget for the run, and the share of it that was used up after each question that it may have been charged for."""
+
+    name: str
+    records: int | None
+    epsilon: float
+    delta: float
+    spent: float
+    used: float
+    charges: tuple[tuple[int, str, float], ...] = ()
+    """(question, kind, share of the budget) in order."""
+    answered: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    ledger: dict[str, Any] | None = None
+
+    @property
+    def mu(self) -> float:
+        """Of the Gaussian trade-off curve that the spend amounts to: exact under the gdp rule, else the one with this epsilon and delta."""
+        return gdp_mu(Budget(self.spent, self.delta)) if self.spent > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What there is to show of one folder. `rows` is for a comparison; `rounds` and `silos` are for a run that trains one model."""
+
+    folder: Path
+    kind: str
+    state: str
+    """running, finished, stopped (killed, or ended early: it can be resumed)."""
+    said: str
+    about: dict[str, Any]
+    done: int = 0
+    total: int = 0
+    silos: tuple[Silo, ...] = ()
+    rounds: tuple[dict[str, Any], ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()
+    summary: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.about.get("algorithm") or "comparison")
+
+    @property
+    def rule(self) -> str:
+        return str(self.about.get("rule", "gdp"))
+
+    @property
+    def noise_shares(self) -> list[tuple[int, float]]:
+        """(question, share of the squared length of the averaged release that its noise is expected to have)."""
+        return [(r["question"], min(1.0, (r["noise"] / r["norm"]) ** 2)) for r in self.rounds if r.get("norm")]
+
+
+def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
+    """Every run folder under `root`, by its path from there; links are not followed."""
+    return {str(path.relative_to(root)) if path != root else root.resolve().name: path for path in sorted(_walk(root, depth))}
+
+
+def _walk(root: Path, depth: int) -> Iterator[Path]:
+    try:
+        names = {entry.name: entry for entry in os.scandir(root)}
+    except OSError:
+        return
+    if any(name in names for name in OURS):
+        yield root
+    elif depth:
+        for entry in names.values():
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path), depth - 1)
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder; BadInput if it holds none."""
+    if (folder / "config.json").exists():
+        return _compared(folder)
+    if about := _json(folder / "run.json"):
+        return _federated(folder, about) if "order" in about else _trained(folder, about)
+    if (folder / "spent.json").exists():
+        return _trained(folder, {})
+    raise BadInput(f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` or `federation run`")
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files, drawings left out."""
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix not in DRAWN:
+            with path.open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def audits(path: Path) -> list[dict[str, Any]]:
+    """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json` has printed."""
+    file = path / "audit.json" if path.is_dir() else path
+    rows = _json(file).get("rows")
+    needed = {"algorithm", "claimed_epsilon", "empirical_epsilon", "lower_bound", "alarm"}
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
+        raise BadInput(f"{file} holds no audit; give the folder, or the JSON output, of `silodp audit`")
+    return rows
+
+
+# --- one kind each ------------------------------------------------------------------------------------------------------------------
+
+
+def _trained(folder: Path, about: dict[str, Any]) -> Run:
+    summary, rounds = _json(folder / "spent.json"), _progress(folder)
+    about = {"algorithm": summary.get("algorithm", "")} | about
+    spent = {s["name"]: s for s in summary.get("silos", ())}
+    silos = tuple(_silo(s, rounds, spent.get(s["name"], {}).get("spent_epsilon")) for s in about.get("silos") or spent.values())
+    state = "running" if _locked(folder) else "finished" if summary else "stopped"
+    said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
+    environment = _json(folder / "environment.json") if summary else {}
+    total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
+    return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment)
+
+
+def _federated(folder: Path, found: dict[str, Any]) -> Run:
+    order, cards, summary, rounds = found["order"], found["cards"], _json(folder / "summary.json"), _progress(folder)
+    state, said = "stopped", "It was stopped before its end; `silodp federation run --resume` goes on with it."
+    if _locked(folder):
+        state, said = "running", "It is training."
+    elif summary and summary.get("questions", 0) >= len(rounds):
+        finished = summary["ended"] == "finished"
+        state, said = ("finished", "It came to its end.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
+    ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
+    silos = []
+    for card in cards:
+        budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
+        end = ends.get(card["name"], {})
+        silos.append(_silo(budget, rounds, end.get("spent_epsilon_at_most"), end.get("ledger")))
+    about = {
+        **order, "run": found["run"], "rule": "gdp", "model": cards[0]["model"], "prox": cards[0]["prox"],
+        "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
+        "parameters": cards[0]["parameters"],
+    }  # fmt: skip
+    done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
+    return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary)
+
+
+def _compared(folder: Path) -> Run:
+    config, data, units = _json(folder / "config.json"), _json(folder / "data.json"), set()
+    for path in sorted(folder.glob("results*.csv")):
+        with path.open(newline="") as file:
+            units |= {
+                (row["unit"], row["trial"]) for row in csv.DictReader(file) if row.get("curve") == "done" and row.get("spent_epsilon")
+            }
+    try:
+        rows = tuple(json.loads((folder / "summary.json").read_text()))
+    except (OSError, ValueError):
+        rows = ()
+    said = "It came to its end." if rows else "It is not finished; the same command goes on with it."
+    environment = _json(folder / "environment.json")
+    total = int(data.get("units", 0)) or len(units)
+    return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)
+
+
+def _silo(about: dict[str, Any], rounds: tuple[dict[str, Any], ...], spent: float | None, ledger: dict[str, Any] | None = None) -> Silo:
+    name, before, charges, dropped = about["name"], 0.0, [], {}
+    for r in rounds:
+        after = float(r["used"].get(name, before))
+        if after > before:
+            charges.append((r["question"], str(r["kind"]), after - before))
+        before = after
+        if code := r["dropped"].get(name):
+            dropped[code] = dropped.get(code, 0) + 1
+    epsilon, delta = float(about["epsilon"]), float(about["delta"])
+    if spent is None:  # while it runs: what the share of mu^2 that is used amounts to
+        spent = gdp_epsilon(gdp_mu(Budget(epsilon, delta)) * max(0.0, before) ** 0.5, delta)
+    answered = sum(name in r["answered"] for r in rounds)
+    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger)
+
+
+# --- files that are being written -------------------------------------------------------------------------------------------------
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one where there is none, or half of one."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
+    """The last line about each question; a torn line is not there yet."""
+    lines: dict[int, dict[str, Any]] = {}
+    try:
+        text = (folder / "progress.jsonl").read_bytes()
+    except OSError:
+        return ()
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        try:
+            found = json.loads(line)
+            lines[int(found["question"])] = found
+        except (ValueError, KeyError, TypeError):
+            continue
+    return tuple(lines[question] for question in sorted(lines))
+
+
+def _locked(folder: Path) -> bool:
+    """Whether a process holds progress.jsonl, and so goes on with the run."""
+    try:
+        file = os.open(folder / "progress.jsonl", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

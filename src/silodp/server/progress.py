@@ -1,0 +1,80 @@
+"""progress.jsonl of a run's folder: a line for each question as soon as it is answered, for whoever looks on.
+
+A line has what is public, or follows from releases alone: who answered and who did not, how long each answer is, how long its noise is
+expected to be, and what share of each silo's budget is used up. Whoever writes holds a lock on the file, so that a reader can tell a run
+that goes on from one that was killed. Nothing reads a line back to train with: a torn or missing file loses a picture, not a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.query import LocalSteps, Query
+
+NAME = "progress.jsonl"
+
+
+def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its noise's, and those of their mean.
+
+    The noise's norm is std x sqrt(d) with the std of the mechanism. For local steps it is what the steps' noises add up to if gradient and
+    prox operator did not bend them: step x std x sqrt(steps x d).
+    """
+    statistic, mechanism = query.statistic, query.mechanism
+    multipliers = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).flatten().tolist()
+    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1])
+    if isinstance(statistic, LocalSteps):
+        grown *= float(torch.as_tensor(statistic.step).max()) * math.sqrt(statistic.steps)
+    own = [multipliers[i] if len(multipliers) > 1 else multipliers[0] for i in silos]
+    noises = [m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown for m, i in zip(own, silos, strict=True)]
+    norms = values.double().norm(dim=-1).tolist()
+    return {
+        "kind": mechanism.kind, "statistic": type(statistic).__name__, "clip": clip, "dimension": int(values.shape[-1]),
+        "answered": {names[i]: {"norm": a, "noise": b, "noise_multiplier": m} for i, a, b, m in zip(silos, norms, noises, own, strict=True)},
+        "norm": float(values.double().mean(0).norm()) if norms else None,
+        "noise": math.hypot(*noises) / len(noises) if norms else None,
+    }  # fmt: skip
+
+
+class Progress:
+    """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before."""
+
+    def __init__(self, folder: Path, *, keep: bool, patience: float = 2.0) -> None:
+        self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # a reader holds it for an instant
+                if time.monotonic() > deadline:
+                    self._file.close()
+                    raise BadInput(f"another process writes to {folder}; wait for its end, or choose another folder") from None
+                time.sleep(0.01)
+        whole = self._file.read() if keep else b""
+        whole = whole[: whole.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))
+        self._file.seek(len(whole))
+        self._known = {json.loads(line)["question"] for line in whole.splitlines()}
+
+    def write(self, question: int, line: Mapping[str, Any], *, replayed: bool = False) -> None:
+        """A question that is replayed from a journal is written only if it is missing."""
+        if replayed and question in self._known:
+            return
+        self._known.add(question)
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._file.write(json.dumps({"question": question, "time": at} | dict(line)).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()

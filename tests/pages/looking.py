@@ -1,0 +1,92 @@
+"""What tests of the pages share: `silodp ui` as a server of this process, one silo with a real gate, and commands in processes that can be killed."""
+
+import contextlib
+import http.client
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from silodp import cli
+from silodp.page_commands import _bound, config
+
+PATIENCE = 60.0  # for a busy machine; nothing waits so long when all is well
+TOKEN = "a-token-that-nobody-guesses"
+
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(
+    ["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct", "silodp.lab.local"]
+)
+
+
+def command(words: list[str], environment: dict[str, str], log: str) -> None:
+    """`silodp WORDS` in a process that need not import everything anew."""
+    os.environ.update(environment)
+    sys.argv = ["silodp", *words]
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    cli.main()
+
+
+def started(*words: object, log: Path, **environment: str) -> multiprocessing.process.BaseProcess:
+    process = forked.Process(target=command, args=([str(word) for word in words], environment, str(log)))
+    process.start()
+    return process
+
+
+def until(true, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def served(root: Path | None, policy: Path | None = None, token: str | None = None, port: int = 0) -> Iterator[int]:
+    """The port of a `silodp ui`."""
+    import uvicorn
+
+    from silodp.pages.app import application
+    from silodp.silo.page import GatePage
+
+    listener = _bound("127.0.0.1", port)
+    port, tabs = listener.getsockname()[1], [("The gate", "/silo")] if policy else []
+    routes = GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
+    server = uvicorn.Server(config(uvicorn, application(root, port=port, tabs=tabs, routes=routes)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    until(lambda: server.started, "the server did not start")
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        with contextlib.suppress(OSError):
+            listener.close()
+
+
+def ask(port: int, path: str, *, method: str = "GET", body: str = "", host: str | None = None, **headers: str) -> tuple[int, str, dict]:
+    """(status, text, headers) of one request, made by hand."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        line.putrequest(method, path, skip_host=True)
+        line.putheader("Host", host or f"127.0.0.1:{port}")
+        for name, value in headers.items():
+            line.putheader(name.replace("_", "-"), value)
+        line.putheader("Content-Length", str(len(body)))
+        line.endheaders(body.encode())
+        reply = line.getresponse()
+        return reply.status, reply.read().decode(), {k.lower(): v for k, v in reply.getheaders()}
+    finally:
+        line.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

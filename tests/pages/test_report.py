@@ -1,0 +1,234 @@
+"""The report says what the run's folder says, asks for nothing, and cannot be made to say anything else by a name in the folder."""
+
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from silodp import cli
+from silodp.core.accounting import Budget, gdp_delta, gdp_mu
+from silodp.core.errors import BadInput
+from silodp.core.losses import squared_error
+from silodp.core.models import model_by_name
+from silodp.core.problem import Problem
+from silodp.core.prox import by_name
+from silodp.core.query import Gaussian, Grad, LocalSteps, Query
+from silodp.pages import export, runs
+from silodp.pages.report import misses, report
+from silodp.server.progress import Progress, measured
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+
+
+def command(*words) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["silodp", *map(str, words)])
+        cli.main()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.raises(SystemExit) as stop:
+        command(
+            "train", "--data", "wbcd", "--epsilon", 3, "--epsilon", "malignant=2", "--rounds", 8, "--seed", 1, "--out", folder, "--json"
+        )
+    assert not stop.value.code
+    return folder
+
+
+def plain(page: str) -> str:
+    """What a reader sees."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)))
+
+
+def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
+    page, spent = plain(report(runs.read(trained))), json.loads((trained / "spent.json").read_text())
+    lines = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
+    assert len(lines) == spent["releases"] == 8
+    for silo in spent["silos"]:
+        assert f"ε {silo['spent_epsilon']:.4g} of {silo['epsilon']:g} spent" in page
+    for line in lines:
+        assert f"{line['norm']:.4g}" in page
+        assert f"{line['noise']:.4g}" in page
+        assert f"{min(1, (line['noise'] / line['norm']) ** 2):.1%}" in page
+    before = 0.0
+    for line in lines:  # the history of the budget is what the ledger charged
+        assert f"{line['used']['benign'] - before:.3%}" in page
+        before = line["used"]["benign"]
+    assert before == pytest.approx(1.0, abs=1e-6)
+    assert "285" in page
+    assert "8 of 8" in page
+    assert "266" in page  # parameters
+    assert f"{spent['test_error']:.1%}" in page
+    assert "The seed was fixed (1)" in page
+    assert "Signature" in page
+    assert runs.fingerprint(trained) in page
+
+
+def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_where_more_was_spent(study):
+    run = runs.read(study)
+    rows, text, page = json.loads((study / "summary.json").read_text()), report(run), plain(report(run))
+    assert run.state == "finished"
+    assert (run.done, run.total) == (6, 6)
+    assert len(rows) == 5
+    for row in rows:
+        assert f"{row['test_error']:.2%}" in page
+        assert f"{row['standard_error']:.2%}" in page
+        if row["spent_epsilon"]:
+            marked = f'<b class="alarm">{row["spent_epsilon"]:.3f}</b>' in text
+            assert marked == (row["spent_epsilon"] > row["epsilon"] * (1 + 1e-9))
+    assert text.count('class="whisker') == 2 * 3 * 4  # wide and narrow, three strokes, four private points
+    assert "not charged to the budget" in page
+
+
+def test_the_page_stands_alone_and_forbids_itself_every_request(trained):
+    page = report(runs.read(trained))
+    assert not re.search(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<script|<link|<iframe|<object|https?:", page)
+    assert "default-src &#x27;none&#x27;" in page
+
+
+def test_names_from_the_folder_are_text_and_never_markup(tmp_path, trained):
+    for path in trained.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    evil = '<img src=x onerror="alert(1)">'
+    for name in ("run.json", "spent.json", "progress.jsonl"):
+        text = (tmp_path / name).read_text().replace("benign", json.dumps(evil)[1:-1]).replace("mlp:8", "</style><script>")
+        (tmp_path / name).write_text(text)
+    page = report(runs.read(tmp_path))
+    assert "&lt;img src=x" in page
+    assert "<img" not in page
+    assert "<script" not in page
+
+
+def test_the_run_hash_is_what_sha256sum_makes_of_the_files(trained):
+    names = sorted(p.name for p in trained.iterdir() if p.suffix not in (".html", ".png", ".svg"))
+    lines = subprocess.run(["sha256sum", *names], cwd=trained, capture_output=True, check=True).stdout
+    before = runs.fingerprint(trained)
+    assert before == hashlib.sha256(lines).hexdigest()
+    command_out = trained / "report.html"
+    command_out.write_text(report(runs.read(trained)))
+    assert runs.fingerprint(trained) == before, "a report does not change what it is about"
+    command_out.unlink()
+
+
+def zeros(multiplier: float, statistic, samples: int):
+    """Releases about records whose gradients are exactly zero: nothing but noise."""
+    counts, d = (40, 80), 4
+    problem = Problem(model_by_name("linear", 3, 0)[0], squared_error, by_name("zero"))
+    records = Records.of([(np.zeros((n, 3), np.float32), np.zeros(n, np.float32)) for n in counts], ("a", "b"))
+    query = Query(statistic(torch.zeros(samples, d)), Gaussian("anchor", 0.5, torch.tensor([[multiplier, 2 * multiplier]])))
+    return query, Simulated(problem, records, [(0, i) for i in range(samples)]).answer(query, [0, 1]), counts
+
+
+@pytest.mark.parametrize("statistic", [Grad, lambda w: LocalSteps(w, 3, 0.01)], ids=["Grad", "LocalSteps"])
+def test_the_noise_that_a_line_names_is_the_noise_that_is_drawn(statistic):
+    query, values, counts = zeros(5.0, statistic, 1500)  # the error of a mean square is below 5 % at 1e-6
+    line = measured(query, values[0], [0, 1], counts, ("a", "b"))
+    for i, name in enumerate(("a", "b")):
+        assert math.sqrt(values[:, i].square().sum(-1).mean()) == pytest.approx(line["answered"][name]["noise"], rel=0.05)
+    assert math.sqrt(values.mean(1).square().sum(-1).mean()) == pytest.approx(line["noise"], rel=0.05)
+    assert line["norm"] == pytest.approx(float(values[0].mean(0).norm()))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0])
+def test_no_point_of_the_trade_off_curve_is_below_what_epsilon_and_delta_allow_and_one_touches_it(epsilon):
+    mu, alarms = gdp_mu(Budget(epsilon, 1e-5)), np.logspace(-9, -0.001, 4000)
+    curve = np.array([misses(mu, a) for a in alarms])
+    assert np.allclose(curve, stats.norm.cdf(stats.norm.isf(alarms) - mu))
+    slack = curve - (1 - 1e-5 - math.exp(epsilon) * alarms)
+    assert slack.min() > -1e-9
+    assert slack.min() < 1e-6
+    assert gdp_delta(mu, epsilon) <= 1e-5
+    assert misses(0.0, 0.3) == pytest.approx(0.7)
+
+
+def test_a_run_is_running_while_it_is_written_and_stopped_once_its_writer_is_gone(tmp_path, trained):
+    (tmp_path / "run.json").write_bytes((trained / "run.json").read_bytes())
+    lines = (trained / "progress.jsonl").read_text().splitlines()
+    writer = Progress(tmp_path, keep=True)
+    writer.write(0, json.loads(lines[0]))
+    assert (runs.read(tmp_path).state, runs.read(tmp_path).done) == ("running", 1)
+    with pytest.raises(BadInput, match="another process writes"):
+        Progress(tmp_path, keep=True, patience=0.05)
+    writer.close()
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write(lines[1][:40])  # killed in the middle of a line
+    found = runs.read(tmp_path)
+    assert (found.state, len(found.rounds)) == ("stopped", 1)
+    again = Progress(tmp_path, keep=True)
+    again.write(0, json.loads(lines[0]), replayed=True)
+    again.write(1, json.loads(lines[1]), replayed=True)
+    again.close()
+    text = (tmp_path / "progress.jsonl").read_text()
+    assert [json.loads(line)["question"] for line in text.splitlines()] == [0, 1]
+
+
+def test_an_audit_stands_beside_the_curve_and_an_alarm_is_seen(tmp_path, trained):
+    row = {
+        "algorithm": "spider",
+        "gate": "simulated",
+        "claimed_epsilon": 6.0,
+        "empirical_epsilon": 5.731,
+        "lower_bound": 5.512,
+        "alarm": False,
+    }
+    (tmp_path / "audit.json").write_text(json.dumps({"rows": [row, row | {"algorithm": "adam", "empirical_epsilon": 4.242}]}))
+    page = plain(report(runs.read(trained), runs.audits(tmp_path)))
+    assert "5.731" in page
+    assert "not refuted" in page
+    assert "4.242" not in page, "an attack on another algorithm"
+    assert "REFUTED" in report(runs.read(trained), [row | {"alarm": True}])
+    (tmp_path / "audit.json").write_text("{}")
+    with pytest.raises(BadInput, match="holds no audit"):
+        runs.audits(tmp_path)
+
+
+def test_the_command_writes_the_page_and_says_what_is_no_run(tmp_path, trained, capsys):
+    with pytest.raises(SystemExit):
+        command("report", trained, "--out", tmp_path / "page.html", "--json")
+    assert json.loads(capsys.readouterr().out)["run_sha256"] == runs.fingerprint(trained)
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(SystemExit) as stop:
+        command("report", tmp_path)
+    assert stop.value.code == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "call"), [("tensorboard", export.to_tensorboard), ("mlflow", export.to_mlflow)])
+def test_an_export_without_its_package_names_it(name, call, trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(BadInput, match=rf"silodp\[{name}\]"):
+        call(runs.read(trained), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_gets_the_curves(trained, tmp_path):
+    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = runs.read(trained)
+    export.to_tensorboard(run, tmp_path)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [e.value for e in read.Scalars("release/norm")] == pytest.approx([r["norm"] for r in run.rounds])
+    assert read.Scalars("budget/benign")[-1].value == pytest.approx(run.silos[0].used)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_gets_settings_and_curves(trained, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="the package mlflow is not installed")
+    run = runs.read(trained)
+    export.to_mlflow(run, tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=tmp_path.resolve().as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("silodp").experiment_id])
+    assert found.data.params["algorithm"] == "spider"
+    history = client.get_metric_history(found.info.run_id, "release/noise_share")
+    assert [m.value for m in sorted(history, key=lambda m: m.step)] == pytest.approx([s for _, s in run.noise_shares])

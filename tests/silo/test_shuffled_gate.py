@@ -1,6 +1,7 @@
 """The gate in a shuffle: what leaves is a box for the shuffler alone, priced by all the noise and recorded with the silo's own."""
 
 import json
+import math
 import random
 from dataclasses import replace
 from datetime import date
@@ -16,10 +17,10 @@ from silodp.core import shuffle
 from silodp.core.accounting import GDP
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, Refused
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Poisson, Query, Shuffled
+from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Poisson, Query, Shared, Shuffled
 from silodp.core.totals import Totals, local_epsilon
 from silodp.silo import exact
 from silodp.silo.door import Door, definition_hash
@@ -115,6 +116,49 @@ def test_a_repeated_question_gets_the_same_box_and_no_second_charge(tmp_path):
     _, frame = asked("q1")
     assert door.handle(frame) == door.handle(frame)
     assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+
+
+def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path):
+    """Two boxes of one silo in one total would move it twice as far as it was priced for."""
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q1")[1]) == "answered"
+    assert code(door, asked("q2")[1]) == "round"
+    door._shuffling = (SHUFFLING, Ed25519PrivateKey.generate())  # a new pseudonym, with the old one still on the roster
+    assert code(door, asked("q3")[1]) == "round"
+    assert code(door, asked("q1")[1]) == "answered"
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+    assert code(door, asked("q4", round="1")[1]) == "answered"
+    again = DurableLedger.open(tmp_path / "ledger.db")
+    again.verify()
+    slip = again.slip(query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", round=asked("q5")[0].shuffle_round)
+    with pytest.raises(Refused, match="round"):
+        slip.charge(asked("q5")[0].query.event(), [0])
+    with pytest.raises(Refused, match="round"):
+        again.slip(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r").charge(asked("q6")[0].query.event(), [0])
+
+
+def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_limited(tmp_path):
+    door, ledger = silo(tmp_path / "a")
+    assert code(door, asked("q1")[1]) == "answered"
+    alone = ledger.local()
+    for i in range(3):
+        frame = encode_query(Envelope("run-1", f"g{i}", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 8.0))), SERVER)
+        assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal)
+    assert ledger.local() > 1.05 * alone
+    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * alone))
+    assert code(strict, asked("q1")[1]) == "answered"
+    assert code(strict, asked("q2", round="1")[1]) == "local"
+    assert kept.local() == pytest.approx(alone)
+
+
+def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
+    door, ledger = silo(tmp_path)
+    for bits in (2**32, 2**37, 2**41):
+        assert code(door, asked(f"q{bits}", contributions=1, levels=1, noise_bits=bits)[1]) == "noise"
+    assert ledger.head()[0] == 0
+    assert ledger.local() == 0
+    far = Shared(FullBatch(), 30, 2**38, 0.5, 1, D)
+    assert local_epsilon([(far, 2**10)], 1e-5) == math.inf  # and not an error that would stop `ledger show`
 
 
 @pytest.mark.parametrize(

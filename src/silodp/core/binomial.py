@@ -215,17 +215,20 @@ def renyi(release: BinomialSum, order: float, tail: float) -> float:
     return min(kept, c * (release.shift + math.sqrt(release.dimension)) ** 2) * (1 + 1e-12)
 
 
-def epsilon(releases: Sequence[tuple[BinomialSum, int]], delta: float) -> float:
-    """Upper bound on epsilon at delta for (release, rounds) composed, chosen adaptively or not; infinite where none can be given."""
+def epsilon(releases: Sequence[tuple[BinomialSum, int]], delta: float, *, rho: float = 0.0) -> float:
+    """Upper bound on epsilon at delta for (release, rounds) composed, on a schedule fixed in advance; infinite where none can be given.
+
+    `rho` is the zCDP of Gaussian releases beside them: each adds order x rho to the divergence.
+    """
     if not 0 < delta < 1:
         raise BadInput(f"delta is {delta:g}; it must lie strictly between 0 and 1")
     paying = sum(release.dimension * rounds for release, rounds in releases)
-    if not paying:
+    if not paying and not rho:
         return 0.0
     for share in TAIL_SHARES:
-        tail = share * delta / paying * (1 - 1e-12)
+        tail = share * delta / max(paying, 1) * (1 - 1e-12)
         rest = delta * (1 - share) * (1 - 1e-12)
-        best = _least(lambda a, t=tail: sum(rounds * renyi(release, a, t) for release, rounds in releases if rounds), rest)
+        best = _least(lambda a, t=tail: a * rho + sum(rounds * renyi(release, a, t) for release, rounds in releases if rounds), rest)
         if math.isfinite(best):
             return best
     return math.inf

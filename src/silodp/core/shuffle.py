@@ -30,6 +30,7 @@ from silodp.core.errors import BadInput
 RandomBytes = Callable[[int], bytes]
 _FRACTION_BITS = 32
 _CHUNK_WORDS = 2**20
+_CHUNK_COINS = 2**26
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Parameters:
 def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.ndarray:
     """`size` independent draws of Bin(trials, p), p = 2^-j: the ones among `trials` coins, each the AND of j random bits."""
     draws = np.zeros(size, dtype=np.int64)
+    while trials > _CHUNK_COINS:  # more coins than memory should hold at once: binomials of one p add up
+        draws += binomial(random_bytes, _CHUNK_COINS, p, size)
+        trials -= _CHUNK_COINS
     words, ands = -(-trials // 64), -math.frexp(p)[1] + 1
     if words == 0:
         return draws

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,9 +98,15 @@ def total_share(p: float, contributions: int, dimension: int, budget: Budget, or
     return max(spent, part)
 
 
-def local_epsilon(events: list[tuple[Shared, int]], delta: float) -> float:
+def local_epsilon(events: Sequence[tuple[Shared, int]], delta: float, *, gaussian: Sequence[Event] = ()) -> float:
     """What all these releases together cost against whoever sees the silo's own messages: its `own` records' noise and no other.
 
-    `events` are (event, own), own the silo's records in the batch; infinite where the accountant can give no bound.
+    `events` are (event, own), own the silo's records in the batch; `gaussian` the silo's other answers, which a server that works with the
+    shuffler has too. It is a bound for a schedule fixed in advance, and infinite where the accountant can give none.
     """
-    return epsilon([(BinomialSum(own * int(e.noise_bits), e.p, int(e.levels), e.dimension), e.count) for e, own in events], delta)
+    rho = sum(e.count / (2 * float(e.noise_multiplier) ** 2) if float(e.noise_multiplier) > 0 else math.inf for e in gaussian)
+    try:
+        releases = [(BinomialSum(own * int(e.noise_bits), e.p, int(e.levels), e.dimension), e.count) for e, own in events]
+        return epsilon(releases, delta, rho=rho) if math.isfinite(rho) else math.inf
+    except BadInput:  # beyond the accountant
+        return math.inf

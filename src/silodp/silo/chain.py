@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -236,6 +237,8 @@ class Tally:
     buckets: dict[str, np.ndarray] = field(default_factory=dict)
     total: float = 0.0
     queries: dict[str, Known] = field(default_factory=dict)
+    rounds: dict[str, str] = field(default_factory=dict)
+    """Rounds of shuffled totals that were answered, each under one query id: no record is in one total twice."""
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
     generation: int = 0
     """The entry at which the records last changed; partitions of an earlier generation are never used again."""
@@ -258,15 +261,22 @@ class Tally:
         """What is written down of a charge: for totals also how many of the contributions are the silo's own."""
         return data | {"own": int(event_of(data).sampling.batch(self.records))} if "levels" in data else data
 
-    def local_epsilon(self) -> float:
-        """What all totals so far cost against whoever sees the silo's own counts, such as the shuffler: no noise but its own protects it.
+    def local_epsilon(self, more: Mapping[str, Any] | None = None) -> float:
+        """What all answers so far, and `more`, cost against whoever sees the silo's own counts beside the server's view.
 
-        Batches of a partition are added up as if one record were in all of them. Infinite where the accountant can give no bound.
+        No noise but the silo's own protects it there. Batches of a partition are added up as if one record were in all of them.
         """
-        data = (json.loads(known.charge.event) for known in self.queries.values())
-        events = Counter(canonical(d) for d in data if "levels" in d)
-        each = [(replace(event_of(d), count=n * d["count"]), d["own"]) for d, n in ((json.loads(text), n) for text, n in events.items())]
-        return local_epsilon(each, self.settings.budget.delta) if each else 0.0
+        charged = [json.loads(known.charge.event) for known in self.queries.values()]
+        shared: Counter[tuple[Any, ...]] = Counter()
+        gaussian = []
+        for data in [*charged, *([more] if more else [])]:
+            event = event_of(data)
+            if isinstance(event, Shared):
+                shared[event.levels, event.noise_bits, event.p, event.contributions, event.dimension, data["own"]] += event.count
+            else:
+                gaussian.append(event)
+        totals = [(Shared(FullBatch(), *coins, count=count), own) for (*coins, own), count in shared.items()]
+        return local_epsilon(totals, self.settings.budget.delta, gaussian=gaussian)
 
     def after(self, bucket: str, amount: float) -> tuple[dict[str, np.ndarray], float]:
         """The buckets and the total once this is added."""
@@ -318,6 +328,8 @@ class Tally:
             raise Altered(f"{name} counts another number of the silo's own contributions than its batch holds")
         if entry.query_id in self.queries:
             raise Altered(f"{name} charges the query {entry.query_id!r} a second time")
+        if "levels" in data and not (re.fullmatch("[0-9a-f]{64}", data["round"]) and data["round"] not in self.rounds):
+            raise Altered(f"{name} is of no round, or of one that was charged before")
         if entry.bucket != bucket or not amount * (1 - SLACK) <= entry.amount < math.inf:
             raise Altered(f"{name} costs {entry.amount:g}, but its event is priced {amount:g}")
         if sums:
@@ -325,6 +337,8 @@ class Tally:
         self.buckets[bucket] = np.asarray(self.buckets.get(bucket, 0.0) + entry.amount)
         self.total = entry.total
         self.queries[entry.query_id] = Known(entry)
+        if "levels" in data:
+            self.rounds[data["round"]] = entry.query_id
 
     def _note(self, name: str, entry: Entry, data: Any) -> None:
         known = self.queries.get(entry.query_id)

@@ -26,7 +26,7 @@ from silodp.core.box import Contribution, seal
 from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
-from silodp.core.query import Release, Shared, Shuffled
+from silodp.core.query import Query, Release, Shared, Shuffled
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
@@ -120,18 +120,22 @@ class Door:
         query, now = envelope.query, self._clock()
         self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
-        if isinstance(query.mechanism, Shuffled):
+        shuffled, round = isinstance(query.mechanism, Shuffled), ""
+        if shuffled:
             if self._shuffling is None:
                 raise Refused("shuffle")
             self._shuffling[0].check(query.mechanism)
+            round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
-            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, held=self._held
+            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held
         )
         if slip.answer is not None:
             self._note = replace(self._note, code="repeated")
             return slip.answer
         self._exact.check(query)
+        if shuffled and not self._shuffling[0].bears(partial(self._local_after, query)):
+            raise Refused("local")
         if not self._charges.known(envelope.query_id):
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
@@ -145,6 +149,10 @@ class Door:
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         return stored
+
+    def _local_after(self, query: Query) -> float:
+        with _closed():
+            return self._ledger.local_after(query.event(), int(query.mechanism.sampling.batch(self._n)))
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""

@@ -23,7 +23,7 @@ from silodp.core.accounting import Budget, Rule
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, Shared
 from silodp.silo.atomic import sync_folder
-from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
+from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_data, event_of, plain
 from silodp.silo.identity import Identity, Registered, Registry, tag
 from silodp.silo.lattice import Keystream
 from silodp.silo.ledgerfile import ENTRIES, LedgerFile, now, reason, write_anchor
@@ -101,15 +101,15 @@ class DurableLedger:
 
     # --- answering --------------------------------------------------------------------------------------------------------------
 
-    def slip(self, *, query_id: str, digest: bytes, kind: str, asker: str, run: str, held: int | None = None) -> Slip:
+    def slip(self, *, query_id: str, digest: bytes, kind: str, asker: str, run: str, round: str = "", held: int | None = None) -> Slip:
         """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
 
-        `held`, from `hold`, names the records that will answer: once the ledger knows of later ones, the charge is refused.
+        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names the records that will answer: once the ledger knows of later ones, the charge is refused.
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        slip = Slip(self, self._held if held is None else held, **about, digest=digest.hex())
+        slip = Slip(self, self._held if held is None else held, round=round, **about, digest=digest.hex())
         with self._file.failing_closed():
             with self._file.transaction() as connection:
                 answer = self._file.answer(connection, slip.known())
@@ -227,6 +227,10 @@ class DurableLedger:
         """Epsilon of all shuffled totals so far against whoever sees the silo's own counts, such as the shuffler, at the budget's delta."""
         return self._file.snapshot().local_epsilon()
 
+    def local_after(self, event: Shared, own: int) -> float:
+        """The same once this is answered too."""
+        return self._file.snapshot().local_epsilon(event_data(event) | {"own": own})
+
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
         return max(0.0, self.settings.budget.epsilon - self.spent())
@@ -252,8 +256,9 @@ class Slip:
     Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
     """
 
-    def __init__(self, ledger: DurableLedger, held: int | None, **about: str) -> None:
+    def __init__(self, ledger: DurableLedger, held: int | None, *, round: str = "", **about: str) -> None:
         self._ledger, self._file, self._held, self._about = ledger, ledger._file, held, about
+        self._round = {"round": round} if round else {}
         self.answer: bytes | None = None
         """The bytes that may be sent: durable, and the same for every call with this id."""
 
@@ -274,9 +279,13 @@ class Slip:
         if len(silos) != 1:
             raise Refused("shape")
         data, file = plain(event), self._file
+        if isinstance(event, Shared) != bool(self._round):
+            raise Refused("round")
         with file.failing_closed():
             with file.transaction() as connection:
-                data, known = file.tally.noted(data), self.known()
+                data, known = file.tally.noted(data) | self._round, self.known()
+                if "levels" in data and file.tally.rounds.get(data.get("round"), self._about["query_id"]) != self._about["query_id"]:
+                    raise Refused("round")
                 answer = file.answer(connection, known)
                 if answer is None:
                     bucket, amount = self._price(data)

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core import shuffle
+from silodp.core.binomial import MAX_TRIALS
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.core.query import (
@@ -65,6 +66,8 @@ GRAIN = 16
 """A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
 MAX_DIM, MAX_RECORDS, MAX_EDGES = 2**26, 2**31, 2**10
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+MAX_COINS = 2**37
+"""Coins that one answer for a shuffler may toss in all: about a minute's work."""
 _CHUNK = 2**20  # numbers in a chunk of records' gradients: 8 MiB
 
 
@@ -342,6 +345,9 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
     if n > MAX_RECORDS:
         raise Refused("batch")
     if isinstance(mechanism, Shuffled):
+        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits if mechanism.noise_bits > 0 else 0
+        if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
+            raise Refused("noise")
         if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
             raise Refused("clip")
         return

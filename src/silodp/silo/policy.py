@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -55,6 +55,8 @@ CODES: dict[str, str] = {
     "batch": "The batch does not exist, or is expected to hold fewer records than the policy's minimum.",
     "shuffle": "The query is for a shuffler, and the policy names none.",
     "contributions": "The query counts on the noise of more records than the policy says that all members have.",
+    "round": "The total that the answer would go into has been answered already, under another query id.",
+    "local": "The answer would take what the shuffler can learn past the policy's maximum_local_epsilon.",
     "steps": "The number of local steps, or their length, is outside the policy's range.",
     "shape": "A point has not the model's number of parameters, or a feature statistic not the silo's number of features.",
     "not-finite": "A point holds a number that is not finite.",
@@ -208,6 +210,7 @@ class Shuffling:
     pseudonym: str
     contributions: int
     colluding: int
+    maximum_local_epsilon: float = math.inf
 
     def __post_init__(self) -> None:
         _match("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
@@ -215,6 +218,8 @@ class Shuffling:
         for name, least in (("contributions", 1), ("colluding", 0)):
             if type(value := getattr(self, name)) is not int or not least <= value < 2**42:
                 raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {2**42 - 1}")
+        if self.maximum_local_epsilon != math.inf:  # which sets no limit
+            _number("maximum_local_epsilon", self.maximum_local_epsilon, above=0)
 
     @classmethod
     def load(cls, path: str | Path) -> Shuffling | None:
@@ -230,6 +235,10 @@ class Shuffling:
     def check(self, mechanism: Shuffled) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
             raise Refused("contributions")
+
+    def bears(self, local_epsilon: Callable[[], float]) -> bool:
+        """Whether what the silo's own noise leaves to the shuffler is within the limit; not worked out where there is none."""
+        return self.maximum_local_epsilon == math.inf or local_epsilon() <= self.maximum_local_epsilon
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ COMMENTS = {
     "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
     "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
     "contributions": "Records of all members together: no query may count on the noise of more.",
-    "colluding": "Records of members whose noise may be missing; so many more must be in a total.",
+    "colluding": "Records of members whose noise may be missing; so many more must be in a total. A member can claim the shuffler's largest.",
+    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn at most; inf for no limit. The ledger shows it.",
 }
 
 
@@ -320,6 +321,10 @@ def init(
     out.print(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
     if made.pseudonym:
         out.print(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
+        if not colluding:
+            out.print(
+                "colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest."
+            )
     out.print(f"Then start the gate: silodp silo serve {made.policy}")
 
 

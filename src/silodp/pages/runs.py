@@ -37,11 +37,13 @@ class Silo:
     answered: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
+    spent_delta: float = 0.0
+    """The delta at which `spent` holds: the budget's own, and more where evaluations under another rule came on top."""
 
     @property
     def mu(self) -> float:
         """Of the Gaussian trade-off curve that the spend amounts to: exact under the gdp rule, else the one with this epsilon and delta."""
-        return gdp_mu(Budget(self.spent, self.delta)) if self.spent > 0 else 0.0
+        return gdp_mu(Budget(self.spent, self.spent_delta)) if self.spent > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     summary, rounds = _json(folder / "spent.json"), _progress(folder)
     about = {"algorithm": summary.get("algorithm", "")} | about
     spent = {s["name"]: s for s in summary.get("silos", ())}
-    silos = tuple(_silo(s, rounds, spent.get(s["name"], {}).get("spent_epsilon")) for s in about.get("silos") or spent.values())
+    rule = str(about.get("rule") or summary.get("rule") or "")
+    silos = tuple(_silo(s, rounds, rule, spent.get(s["name"], {})) for s in about.get("silos") or spent.values())
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
     environment = _json(folder / "environment.json") if summary else {}
@@ -153,7 +156,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     for card in cards:
         budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, rounds, end.get("spent_epsilon_at_most"), end.get("ledger")))
+        silos.append(_silo(budget, rounds, "gdp", {"spent_epsilon": end.get("spent_epsilon_at_most")}, end.get("ledger")))
     about = {
         **order, "run": found["run"], "rule": "gdp", "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
@@ -180,7 +183,10 @@ def _compared(folder: Path) -> Run:
     return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)
 
 
-def _silo(about: dict[str, Any], rounds: tuple[dict[str, Any], ...], spent: float | None, ledger: dict[str, Any] | None = None) -> Silo:
+def _silo(
+    about: dict[str, Any], rounds: tuple[dict[str, Any], ...], rule: str, end: dict[str, Any], ledger: dict[str, Any] | None = None
+) -> Silo:
+    """`end` is what was counted once the run was over: evaluations that came later are in its `in_all`, and are shown as a last charge."""
     name, before, charges, dropped = about["name"], 0.0, [], {}
     for r in rounds:
         after = float(r["used"].get(name, before))
@@ -190,10 +196,32 @@ def _silo(about: dict[str, Any], rounds: tuple[dict[str, Any], ...], spent: floa
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
     epsilon, delta = float(about["epsilon"]), float(about["delta"])
-    if spent is None:  # while it runs: what the share of mu^2 that is used amounts to
-        spent = gdp_epsilon(gdp_mu(Budget(epsilon, delta)) * max(0.0, before) ** 0.5, delta)
+    spent, spent_delta = end.get("spent_epsilon"), delta
+    if spent is None:
+        spent = _so_far(rounds, name, Budget(epsilon, delta), before, rule)
+    if in_all := end.get("in_all"):
+        before = before or 1.0  # a folder without progress.jsonl
+        share = _share(rule, Budget(epsilon, delta), float(spent), float(in_all["epsilon"]), float(in_all["delta"]))
+        charges.append((max((r["question"] for r in rounds), default=-1) + 1, "evaluations", share))
+        spent, spent_delta, before = in_all["epsilon"], float(in_all["delta"]), before + share
     answered = sum(name in r["answered"] for r in rounds)
-    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger)
+    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, spent_delta)
+
+
+def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str) -> float:
+    """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to under the gdp rule, else the whole budget."""
+    if used <= 0:
+        return 0.0
+    if (own := rounds[-1].get("epsilon", {}).get(name)) is not None:
+        return float(own)
+    return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
+
+
+def _share(rule: str, budget: Budget, spent: float, in_all: float, delta: float) -> float:
+    """What came on top as a share of the budget: of mu^2 where that adds up, else of epsilon."""
+    if rule == "gdp" and delta == budget.delta and spent > 0:
+        return (gdp_mu(Budget(in_all, delta)) ** 2 - gdp_mu(Budget(spent, delta)) ** 2) / gdp_mu(budget) ** 2
+    return (in_all - spent) / budget.epsilon
 
 
 # --- files that are being written -------------------------------------------------------------------------------------------------

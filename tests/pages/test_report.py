@@ -282,6 +282,25 @@ def test_the_command_writes_the_page_and_says_what_is_no_run(tmp_path, trained, 
     assert "holds no run" in capsys.readouterr().err
 
 
+def test_a_link_that_came_with_the_folder_is_not_written_through(tmp_path, trained, capsys):
+    folder, victim = copied(trained, tmp_path / "run"), tmp_path / "keys"
+    victim.write_text("precious")
+    (folder / "report.html").symlink_to(victim)
+    with pytest.raises(SystemExit) as stop:
+        command("report", folder)
+    assert stop.value.code == 2
+    assert "no plain file" in capsys.readouterr().err
+    assert victim.read_text() == "precious"
+    (folder / "report.html").unlink()
+    (folder / "report.html").hardlink_to(victim)  # what a check for links alone does not see
+    with pytest.raises(SystemExit) as stop:
+        command("report", folder)
+    assert not stop.value.code
+    assert victim.read_text() == "precious"
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert not list(folder.glob(".*"))
+
+
 @pytest.mark.parametrize(("name", "call"), [("tensorboard", export.to_tensorboard), ("mlflow", export.to_mlflow)])
 def test_an_export_without_its_package_names_it(name, call, trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)

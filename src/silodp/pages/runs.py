@@ -1,19 +1,23 @@
 """Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run` have written, also while they write.
 
 Everything is read anew each time and nothing is locked but for an instant, so a run may be killed and resumed under a reader's eyes.
+A folder may come from elsewhere: only plain files are opened, and what is in none of our forms is refused in a sentence.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
@@ -97,7 +101,16 @@ def _walk(root: Path, depth: int) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run:
-    """The run in a folder; BadInput if it holds none."""
+    """The run in a folder; BadInput if it holds none, or none that can be read."""
+    try:
+        return _read(folder)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever somebody has put there
+        raise BadInput(f"the run in {folder} cannot be read ({type(error).__name__}); its files are not as silodp writes them") from None
+
+
+def _read(folder: Path) -> Run:
     if (folder / "config.json").exists():
         return _compared(folder)
     if about := _json(folder / "run.json"):
@@ -111,10 +124,10 @@ def fingerprint(folder: Path) -> str:
     """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files, drawings left out."""
     lines = []
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix not in DRAWN:
-            with path.open("rb") as file:
+        if path.is_file() and not path.is_symlink() and path.suffix not in DRAWN:
+            with _opened(path) as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def audits(path: Path) -> list[dict[str, Any]]:
@@ -169,12 +182,12 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
 def _compared(folder: Path) -> Run:
     config, data, units = _json(folder / "config.json"), _json(folder / "data.json"), set()
     for path in sorted(folder.glob("results*.csv")):
-        with path.open(newline="") as file:
+        with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:
             units |= {
                 (row["unit"], row["trial"]) for row in csv.DictReader(file) if row.get("curve") == "done" and row.get("spent_epsilon")
             }
     try:
-        rows = tuple(json.loads((folder / "summary.json").read_text()))
+        rows = tuple(json.loads(_content(folder / "summary.json")))
     except (OSError, ValueError):
         rows = ()
     said = "It came to its end." if rows else "It is not finished; the same command goes on with it."
@@ -227,10 +240,24 @@ def _share(rule: str, budget: Budget, spent: float, in_all: float, delta: float)
 # --- files that are being written -------------------------------------------------------------------------------------------------
 
 
+def _opened(path: Path) -> BinaryIO:
+    """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a plain file")
+    return open(handle, "rb")
+
+
+def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
+
+
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; an empty one where there is none, or half of one."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(_content(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -240,7 +267,7 @@ def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
     """The last line about each question; a torn line is not there yet."""
     lines: dict[int, dict[str, Any]] = {}
     try:
-        text = (folder / "progress.jsonl").read_bytes()
+        text = _content(folder / "progress.jsonl")
     except OSError:
         return ()
     for line in text[: text.rfind(b"\n") + 1].splitlines():
@@ -255,13 +282,10 @@ def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
 def _locked(folder: Path) -> bool:
     """Whether a process holds progress.jsonl, and so goes on with the run."""
     try:
-        file = os.open(folder / "progress.jsonl", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with _opened(folder / "progress.jsonl") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(file)
+    except OSError:
+        return False
     return False

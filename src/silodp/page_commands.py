@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,12 +40,25 @@ def report(
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
     try:
-        page.write_text(written(found, rows), "utf-8")
+        _put(page, written(found, rows))
     except OSError as error:
         raise BadInput(f"{page} cannot be written ({error.strerror}); choose another with --out") from None
     print(
         json.dumps({"page": str(page), "run_sha256": runs.fingerprint(run)}) if as_json else f"Wrote {page}: it stands alone, and prints."
     )
+
+
+def _put(page: Path, text: str) -> None:
+    """The page takes the place of an earlier one; a link that came with the folder is neither followed nor written through."""
+    if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
+        raise BadInput(f"{page} is there and is no plain file; remove it, or choose another with --out")
+    part = page.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, page)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

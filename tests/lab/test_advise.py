@@ -122,18 +122,18 @@ def test_advice_names_the_least_trust_that_comes_close():
 
 def test_too_few_records_are_said_plainly_with_how_many_would_do(monkeypatch):
     monkeypatch.setattr(lab, "FRESH", 6)
-    monkeypatch.setattr(lab, "GROWTH", tuple(1.7**k for k in range(1, 11)))
-    shape = Shape((20, 20), 6, epsilon=0.1)
+    monkeypatch.setattr(lab, "GROWTH", tuple(1.7**k for k in range(1, 9)))
+    shape = Shape((20, 20), 6, epsilon=0.3)
     answer = advise(shape, here, candidates=FEW)
     assert answer["advised"] is None
     entry = answer["trusts"]["isrl"]
     assert not entry["enough"]
     needed = entry["needed"]
-    assert 100 < needed["records"][0] < 10_000
+    assert 40 < needed["records"][0] < 1400
     assert 0.5 < needed["epsilon"] < 50
     for times, enough in ((2, True), (0.25, False)):  # well on either side: on the brink chance decides
         records = tuple(int(n * times) for n in needed["records"])
-        assert advise(Shape(records, 6, epsilon=0.1), here, candidates=(Candidate("mb-sgd", 15),))["trusts"]["isrl"]["enough"] is enough
+        assert advise(Shape(records, 6, epsilon=0.3), here, candidates=(Candidate("mb-sgd", 15),))["trusts"]["isrl"]["enough"] is enough
 
 
 def test_what_is_given_up_is_what_the_best_attacker_gets():
@@ -167,8 +167,8 @@ def test_shapes_without_a_meaning_are_refused(case):
 
 def test_the_command_prints_json_and_words(silodp, monkeypatch):
     monkeypatch.setattr(lab.advise, "__kwdefaults__", {**lab.advise.__kwdefaults__, "candidates": FEW})
-    monkeypatch.setattr(lab, "GROWTH", (300.0,))
-    words = ("plan", "--advise", "--silos", 2, "--records", 20, "--features", 6, "--epsilon", 0.1)
+    monkeypatch.setattr(lab, "GROWTH", (60.0,))
+    words = ("plan", "--advise", "--silos", 2, "--records", 20, "--features", 6, "--epsilon", 0.3)
     code, out, _ = silodp(*words)
     assert code == 0
     said = " ".join(out.split())
@@ -272,6 +272,67 @@ def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
         "settings.toml",
         "tune.json",
     }
+
+
+class Dies(Exception):
+    pass
+
+
+def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_again(tmp_path, monkeypatch):
+    def die(*args, **more):
+        raise Dies
+
+    folder = tmp_path / "t"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", die)
+        with pytest.raises(Dies):
+            charged(folder, "central", "poisson:4")
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o700
+    kept = list((folder / "secret").iterdir())
+    assert len(kept) > 1
+    assert {p.stat().st_mode & 0o777 for p in kept} == {0o600}
+    assert charged(folder, "central", "poisson:4")["chosen"]["score"] is not None
+    assert {p.name for p in folder.iterdir()} == {"config.json", "environment.json", "model.safetensors", "settings.toml", "tune.json"}
+    assert len({p.stat().st_mtime_ns for p in (*folder.iterdir(), folder)}) == 1, "times tell how long it took, and so how many runs"
+
+
+def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, monkeypatch):
+    """Killed while it writes the answer, and again right after."""
+
+    def die(*args, **more):
+        raise Dies
+
+    for where in ("silodp.lab.tune.write_atomically", "silodp.lab.tune.clean_up"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, die)
+            with pytest.raises(Dies):
+                charged(tmp_path / "t")
+        assert (tmp_path / "t/tune.json").exists() == where.endswith("clean_up")
+        assert (tmp_path / "t/runs/seed").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "t/runs").stat().st_mode & 0o777 == 0o700
+    charged(tmp_path / "t")
+    assert not (tmp_path / "t/runs/seed").exists()
+
+
+@pytest.mark.parametrize("trust", ["isrl", "central"])
+def test_noise_is_not_used_again_on_other_records(tmp_path, monkeypatch, trust):
+    class Stops(tune.ErrorShare):
+        def view(self, *args):
+            raise KeyboardInterrupt
+
+    told = (tmp_path / "t", trust, "poisson:4" if trust == "central" else None)
+    with pytest.raises(KeyboardInterrupt):
+        charged(*told, score=Stops())
+    real = synthetic
+
+    def edited(*args):
+        split = real(*args)
+        split.train.x[1, 7, 2] += 1e-3
+        return split
+
+    monkeypatch.setitem(globals(), "synthetic", edited)
+    with pytest.raises(BadInput, match="not those with which"):
+        charged(*told)
 
 
 def test_random_stopping_is_refused_where_every_run_is_seen(tmp_path):

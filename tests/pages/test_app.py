@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import os
 import re
+import shutil
 import sys
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
@@ -152,6 +156,45 @@ def test_links_are_not_followed_out_of_the_directory(tmp_path, root):
     (tmp_path / "in/link").symlink_to(root / "deep")
     assert not runs.found_in(tmp_path / "in")
     assert list(runs.found_in(root)) == ["deep/one"]
+
+
+RUN = {"order": {"rounds": 1, "epsilon": 1, "algorithm": "spider"}, "run": "x", "cards": []}
+
+
+def spoilt(folder: Path) -> None:
+    """Folders that somebody may send: each would keep the list from being shown."""
+    for name, file, content in (
+        ("empty cards", "run.json", json.dumps(RUN)),
+        ("deep", "run.json", "[" * 100_000),
+        ("deep line", "progress.jsonl", "[" * 100_000 + "\n"),
+        ("other types", "spent.json", json.dumps({"silos": [{"name": "a", "epsilon": {}, "delta": []}]})),
+        ("half a character", "run.json", json.dumps({"kind": "train", "data": "\ud800", "silos": []})),
+        (os.fsdecode(b"\xff\xfe"), "spent.json", "{}"),
+    ):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "spent.json").write_text("{}")
+        (folder / name / file).write_text(content)
+    for name in ("progress.jsonl", "spent.json", "environment.json"):
+        (folder / name.partition(".")[0]).mkdir()
+        (folder / name.partition(".")[0] / "run.json").write_text(json.dumps({"kind": "train", "algorithm": "adam", "silos": []}))
+        os.mkfifo(folder / name.partition(".")[0] / name)
+    (folder / "link").mkdir()
+    (folder / "link/run.json").symlink_to("/proc/self/environ")
+
+
+def test_a_run_that_cannot_be_read_hides_no_other_and_keeps_nobody_waiting(tmp_path, root):
+    spoilt(tmp_path)
+    shutil.copytree(root / "deep/one", tmp_path / "zz")
+    with served(tmp_path) as port:
+        for path in ("/", "/live"):
+            status, page, _ = ask(port, path)
+            assert status == 200
+            assert 'href="/run/zz"' in page
+            assert page.count("cannot be read") == 6, "the rest can be shown with what there is"
+            assert page.count("<tr>") == 1 + len(runs.found_in(tmp_path))
+        for name in runs.found_in(tmp_path):
+            status, page, _ = ask(port, f"/run/{quote(os.fsencode(name))}")
+            assert status == (200 if f'href="/run/{quote(os.fsencode(name))}"' in ask(port, "/")[1] else 404)
 
 
 def test_the_command_refuses_another_host_and_serves_on_loopback(tmp_path, root, gated, capsys, monkeypatch):

@@ -13,13 +13,13 @@ import torch
 from scipy import stats
 
 from silodp import cli
-from silodp.core.accounting import Budget, gdp_delta, gdp_mu
+from silodp.core.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.losses import squared_error
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
-from silodp.core.query import Gaussian, Grad, LocalSteps, Query
+from silodp.core.query import Gaussian, Grad, LocalSteps, Poisson, Query
 from silodp.pages import export, runs
 from silodp.pages.report import misses, report
 from silodp.server.progress import Progress, measured
@@ -71,6 +71,86 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     assert "The seed was fixed (1)" in page
     assert "Signature" in page
     assert runs.fingerprint(trained) in page
+
+
+@pytest.fixture(scope="module")
+def batched(tmp_path_factory):
+    """By rule, the folder of a run on sampled batches, with what its ledger said after three of its questions."""
+    found = {}
+    for rule in ("renyi", "committed"):
+        folder = tmp_path_factory.mktemp("batched") / rule
+        told = (
+            "--model",
+            "logistic",
+            "--algorithm",
+            "mb-sgd",
+            "--sampling",
+            "poisson:0.1",
+            "--rule",
+            rule,
+            "--rounds",
+            40,
+            "--scale",
+            "none",
+        )
+        with pytest.raises(SystemExit) as stop:
+            command("train", "--data", "wbcd", "--epsilon", 1, "--held-out", 0.2, *told, "--out", folder, "--json")
+        assert not stop.value.code
+        found[rule] = folder
+    return found
+
+
+def copied(folder, to):
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+@pytest.mark.parametrize("rule", ["gdp", "renyi"])
+def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_in_the_bars(tmp_path, trained, batched, rule):
+    folder = copied(batched["renyi"], tmp_path / "run")
+    if rule == "gdp":
+        with pytest.raises(SystemExit):
+            command("train", "--data", "wbcd", "--epsilon", 1, "--held-out", 0.2, "--rounds", 5, "--out", folder, "--json")
+    with pytest.raises(SystemExit) as stop:
+        command("evaluate", folder, "--epsilon", 5, "--json")
+    assert not stop.value.code
+    ends, run = json.loads((folder / "spent.json").read_text())["silos"], runs.read(folder)
+    claimed = [float(n) for n in re.search(r"evaluations is \(([^,]+), ([^)]+)\)", plain(report(run))).groups()]
+    for end, silo in zip(ends, run.silos, strict=True):
+        assert (silo.spent, silo.spent_delta) == (end["in_all"]["epsilon"], end["in_all"]["delta"])
+        assert silo.spent > 5
+        assert claimed[0] >= silo.spent
+        assert claimed[1] >= silo.spent_delta * (1 - 1e-9)
+        assert silo.used == pytest.approx(sum(share for _, _, share in silo.charges))
+        assert silo.used > 4
+        assert f"ε {silo.spent:.4g} at δ {silo.spent_delta:.3g}, evaluations included" in plain(report(run))
+    assert (run.silos[0].spent_delta > run.silos[0].delta) == (rule == "renyi")
+
+
+@pytest.mark.parametrize("rule", ["renyi", "committed"])
+def test_a_run_on_sampled_batches_that_was_killed_shows_what_its_rule_says_and_never_a_square_root(tmp_path, batched, rule):
+    folder = copied(batched[rule], tmp_path / "run")
+    (folder / "spent.json").unlink()
+    lines = (folder / "progress.jsonl").read_text().splitlines(keepends=True)[:3]
+    (folder / "progress.jsonl").write_text("".join(lines))
+    about, last, run = json.loads((folder / "run.json").read_text()), json.loads(lines[-1]), runs.read(folder)
+    assert about["rule"] == rule
+    for silo in run.silos:
+        assert silo.spent == (last["epsilon"][silo.name] if rule == "renyi" else silo.epsilon)
+        least = composed_epsilon(((Poisson(0.1), last["answered"][silo.name]["noise_multiplier"], 3),), silo.delta)
+        assert silo.spent >= least > 0
+        root = gdp_epsilon(gdp_mu(Budget(silo.epsilon, silo.delta)) * silo.used**0.5, silo.delta)
+        assert root < (silo.spent if rule == "renyi" else least), "so much for the square root"
+
+
+def test_a_page_over_silos_says_that_ledgers_add_what_is_not_in_it(gated, tmp_path):
+    for _ in gated.conduct(tmp_path / "run", rounds=2, epsilon=0.1):
+        pass
+    assert "Evaluations, profiles and other runs over the same silos are not in it" in plain(report(runs.read(tmp_path / "run")))
+    lines = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
+    assert 0 < lines[0]["epsilon"]["clinic"] < lines[1]["epsilon"]["clinic"] <= 0.1
 
 
 def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_where_more_was_spent(study):
@@ -200,6 +280,25 @@ def test_the_command_writes_the_page_and_says_what_is_no_run(tmp_path, trained, 
         command("report", tmp_path)
     assert stop.value.code == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_link_that_came_with_the_folder_is_not_written_through(tmp_path, trained, capsys):
+    folder, victim = copied(trained, tmp_path / "run"), tmp_path / "keys"
+    victim.write_text("precious")
+    (folder / "report.html").symlink_to(victim)
+    with pytest.raises(SystemExit) as stop:
+        command("report", folder)
+    assert stop.value.code == 2
+    assert "no plain file" in capsys.readouterr().err
+    assert victim.read_text() == "precious"
+    (folder / "report.html").unlink()
+    (folder / "report.html").hardlink_to(victim)  # what a check for links alone does not see
+    with pytest.raises(SystemExit) as stop:
+        command("report", folder)
+    assert not stop.value.code
+    assert victim.read_text() == "precious"
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize(("name", "call"), [("tensorboard", export.to_tensorboard), ("mlflow", export.to_mlflow)])

@@ -160,6 +160,8 @@ class _Watch:
     def seen(self, query: Query, release: Release) -> None:
         used = dict(zip(self._names, np.asarray(self._ledger.used())[0].tolist(), strict=True))
         line = measured(query, release.value[0], release.silos, self._ledger.counts.tolist(), self._names)
+        if self._ledger.rule.name != "committed":  # its prices take seconds: a reader then takes the whole budget for spent
+            line["epsilon"] = dict(zip(self._names, np.asarray(self._ledger.epsilon())[0].tolist(), strict=True))
         self.record.write(self._question, {"round": self._round, "used": used, "dropped": {}} | line)
         self._question += 1
 

@@ -52,9 +52,9 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
     found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap)
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
+    (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")  # the price first: no answer is kept unpaid
     with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(answer) + "\n")
-    (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")
     return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Moments, Query
 from silodp.core.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
 from silodp.lab.advise import Shape, synthetic
+from silodp.lab.hidden import clean_up, open_hidden, seed_of
 from silodp.lab.planning import default_delta, finite
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
@@ -37,6 +36,7 @@ from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
 from silodp.server.scaling import learn_scaling
 from silodp.server.settings import default_shares, find, schedule
+from silodp.silo.atomic import write_atomically
 from silodp.silo.datasets import DATASETS, Split
 from silodp.silo.files import load_silos
 from silodp.silo.gate import Gate
@@ -266,9 +266,10 @@ def search_charged(
         raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
     open_folder(folder, replace(search, counts=records.counts))
     if (folder / "tune.json").exists():
+        clean_up(folder, central=search.trust == "central")  # it may have been killed before it did
         return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
     hidden = folder / ("secret" if search.trust == "central" else "runs")
-    hidden.mkdir(exist_ok=True)
+    open_hidden(hidden)
     if search.trust == "central":
         flat = records.mask.flatten()
         x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
@@ -276,7 +277,7 @@ def search_charged(
     else:
         records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     problem = Problem(*model_by_name(search.model, records.x.shape[2], search.classes))
-    desk = _Desk(search, problem, records, score or ErrorShare(), _seed(hidden, seed), hidden)
+    desk = _Desk(search, problem, records, score or ErrorShare(), seed_of(hidden, seed, records), hidden)
     tried = candidates_of(search.ranges, search.candidates, search.coin)
     answer = desk.compose(tried, tick) if repetitions is None else desk.select(tried, repetitions, tick)
     best = answer.pop("file")
@@ -288,18 +289,8 @@ def search_charged(
         folder, noise=f"seeded pseudo-random float noise, {'seed from the operating system' if seed is None else f'seed {seed}'}"
     )
     _finish(folder, answer)
-    if search.trust == "central":
-        shutil.rmtree(hidden)  # the theorem prices the best run alone: what else was run, and how often, is nobody's to see
-    else:
-        (hidden / "seed").unlink()  # known noise protects nobody
+    clean_up(folder, central=search.trust == "central")
     return answer
-
-
-def _seed(hidden: Path, given: int | None) -> int:
-    path = hidden / "seed"
-    if not path.exists():
-        path.write_text(str(secrets.randbits(128) if given is None else given))
-    return int(path.read_text())
 
 
 class _Desk:
@@ -430,6 +421,7 @@ class _Desk:
             value = self.score.ask(seen, plan.mechanisms[f"{i}/score"])
         part = path.with_suffix(".part")
         save_file({"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}, part)
+        part.chmod(0o600)
         part.replace(path)
 
 
@@ -445,5 +437,5 @@ def _finish(folder: Path, answer: dict) -> dict:
         f"{k} = {json.dumps(v)}" for k, v in answer["chosen"].items() if k in ("algorithm", "rounds", "phase", "step", "clip", "slope")
     ]
     (folder / "settings.toml").write_text("\n".join(lines) + "\n")
-    (folder / "tune.json").write_text(json.dumps(answer, indent=1) + "\n")
+    write_atomically(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
     return answer

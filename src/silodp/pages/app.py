@@ -96,20 +96,23 @@ class Runs:
         rows = []
         for name, folder in runs.found_in(self._root).items():
             try:
-                run = runs.read(folder)
-            except (BadInput, KeyError, TypeError, ValueError):
-                continue
-            box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
-            spent = f"{max(s.spent for s in run.silos):.3g} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
-            link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
-            what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
-            rows.append((join([link, what]), join([_state(run), done]), spent, box))
+                rows.append(_row(name, runs.read(folder)))
+            except Exception:  # one folder that somebody has spoilt must not hide the others
+                rows.append((name, tag("span", "cannot be read", class_="state"), "-", ""))
         if not rows:
             words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
             return tag("p", *words)
         columns = ("run", "state", "ε spent", "compare")
         shown = table("Runs", columns, rows, numbers=(2, 3), hide=True)
         return tag("form", shown, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
+
+
+def _row(name: str, run: runs.Run) -> tuple[object, ...]:
+    box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
+    spent = f"{max(s.spent for s in run.silos):.3g} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
+    link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
+    what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
+    return join([link, what]), join([_state(run), done]), spent, box
 
 
 def _state(run: runs.Run) -> Markup:

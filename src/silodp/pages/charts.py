@@ -97,7 +97,11 @@ def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
 
 
 def spent_bar(name: str, charges: Sequence[tuple[int, str, float]], used: float, kinds: Sequence[str]) -> Markup:
-    """A budget as a bar: each charge is a piece of it, as long as its share and in the colour of its kind; the rest is empty."""
+    """A budget as a bar: each charge is a piece of it, as long as its share and in the colour of its kind; the rest is empty.
+
+    Where more than the budget was spent, pieces are shares of all that was spent.
+    """
+    whole = max(1.0, used)
 
     def draw(width: int, height: int) -> Markup:
         parts = [tag("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=3, class_="empty")]
@@ -105,10 +109,11 @@ def spent_bar(name: str, charges: Sequence[tuple[int, str, float]], used: float,
         start = 0.0
         for question, kind, share in pieces:
             what = tag("title", f"question {question + 1}, {kind}: {share:.2%} of the budget")
-            edge = "gap" if width * share > 3 else ""
-            piece = {"x": f"{width * start:.2f}", "y": 1, "width": f"{width * min(share, 1 - start):.2f}", "height": height - 2}
+            part = share / whole
+            edge = "gap" if width * part > 3 else ""
+            piece = {"x": f"{width * start:.2f}", "y": 1, "width": f"{width * min(part, 1 - start):.2f}", "height": height - 2}
             parts.append(tag("rect", what, class_=f"f{kinds.index(kind) % 7 if kind in kinds else 0} {edge}".strip(), **piece))
-            start = min(1.0, start + share)
+            start = min(1.0, start + part)
         said = f"{name}: {used:.1%} of the budget is used, in {len(charges)} charges; {max(0.0, 1 - used):.1%} is left"
         return tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=said, class_="PLACE")
 

@@ -17,7 +17,12 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+    return value if isinstance(value, Markup) else Markup(_escaped(value))
+
+
+def _escaped(value: object) -> str:
+    """Half characters, as names that are not UTF-8 have, would keep the whole page from being sent."""
+    return escape(str(value)).encode("utf-8", "replace").decode()
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:
@@ -26,7 +31,7 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
     for key, value in attributes.items():
         if value is not None and value is not False:
             key = key.rstrip("_").replace("_", "-")
-            words.append(key if value is True else f'{key}="{escape(str(value))}"')
+            words.append(key if value is True else f'{key}="{_escaped(value)}"')
     body = "".join(text(c) for c in content)
     return Markup(f"<{' '.join(words)}>" if name in ("meta", "input", "br", "link") else f"<{' '.join(words)}>{body}</{name}>")
 

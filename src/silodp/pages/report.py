@@ -62,9 +62,15 @@ def lead(run: Run) -> str:
         n = sum(s["records"] for s in run.about.get("silos", ()))
         data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
-    most = max((s.spent for s in run.silos), default=0.0)
+    most, delta = (_rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
     done = f"{run.done} of {run.total} rounds"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo in this run is ({most:.3g}, δ)‑differentially private for each of its records. {run.said}"
+    covered = "in training and its evaluations" if run.kind == "train" else "in this training run"
+    beside = (
+        ""
+        if run.kind == "train"
+        else " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
+    )
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({most}, {delta})‑differentially private for each of its records.{beside} {run.said}"
 
 
 def figures(run: Run) -> Markup:
@@ -263,7 +269,8 @@ def budgets(run: Run) -> Markup:
     for s in run.silos:
         ledger = f" Ledger: {s.ledger['count']} entries." if s.ledger else ""
         dropped = "".join(f"; {code} {times}" for code, times in s.dropped.items())
-        said = f"ε {s.spent:.4g} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
+        more = f" at δ {s.spent_delta:.3g}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
+        said = f"ε {s.spent:.4g}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
         bars.append(tag("figure", tag("figcaption", tag("b", s.name), tag("span", said)), spent_bar(s.name, s.charges, s.used, kinds)))
     rows = [
         (q + 1, kind, *(f"{dict((c[0], c[2]) for c in s.charges).get(q, 0.0):.3%}" for s in run.silos))
@@ -371,6 +378,12 @@ def signature(run: Run, when: str) -> Markup:
 
 def _folded(name: str, summary: str, *content: object) -> Markup:
     return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
+
+
+def _rounded_up(value: float) -> str:
+    """Three digits, never less than the value: a page that is signed must not claim less than was spent."""
+    shown = f"{value:.3g}"
+    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - 2):.3g}"
 
 
 def _some(silos: Sequence[Any]) -> str:

@@ -1,19 +1,23 @@
 """Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run` have written, also while they write.
 
 Everything is read anew each time and nothing is locked but for an instant, so a run may be killed and resumed under a reader's eyes.
+A folder may come from elsewhere: only plain files are opened, and what is in none of our forms is refused in a sentence.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
@@ -37,11 +41,13 @@ class Silo:
     answered: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
+    spent_delta: float = 0.0
+    """The delta at which `spent` holds: the budget's own, and more where evaluations under another rule came on top."""
 
     @property
     def mu(self) -> float:
         """Of the Gaussian trade-off curve that the spend amounts to: exact under the gdp rule, else the one with this epsilon and delta."""
-        return gdp_mu(Budget(self.spent, self.delta)) if self.spent > 0 else 0.0
+        return gdp_mu(Budget(self.spent, self.spent_delta)) if self.spent > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,16 @@ def _walk(root: Path, depth: int) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run:
-    """The run in a folder; BadInput if it holds none."""
+    """The run in a folder; BadInput if it holds none, or none that can be read."""
+    try:
+        return _read(folder)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever somebody has put there
+        raise BadInput(f"the run in {folder} cannot be read ({type(error).__name__}); its files are not as silodp writes them") from None
+
+
+def _read(folder: Path) -> Run:
     if (folder / "config.json").exists():
         return _compared(folder)
     if about := _json(folder / "run.json"):
@@ -109,10 +124,10 @@ def fingerprint(folder: Path) -> str:
     """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files, drawings left out."""
     lines = []
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix not in DRAWN:
-            with path.open("rb") as file:
+        if path.is_file() and not path.is_symlink() and path.suffix not in DRAWN:
+            with _opened(path) as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def audits(path: Path) -> list[dict[str, Any]]:
@@ -132,7 +147,8 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     summary, rounds = _json(folder / "spent.json"), _progress(folder)
     about = {"algorithm": summary.get("algorithm", "")} | about
     spent = {s["name"]: s for s in summary.get("silos", ())}
-    silos = tuple(_silo(s, rounds, spent.get(s["name"], {}).get("spent_epsilon")) for s in about.get("silos") or spent.values())
+    rule = str(about.get("rule") or summary.get("rule") or "")
+    silos = tuple(_silo(s, rounds, rule, spent.get(s["name"], {})) for s in about.get("silos") or spent.values())
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
     environment = _json(folder / "environment.json") if summary else {}
@@ -153,7 +169,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     for card in cards:
         budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, rounds, end.get("spent_epsilon_at_most"), end.get("ledger")))
+        silos.append(_silo(budget, rounds, "gdp", {"spent_epsilon": end.get("spent_epsilon_at_most")}, end.get("ledger")))
     about = {
         **order, "run": found["run"], "rule": "gdp", "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
@@ -166,12 +182,12 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
 def _compared(folder: Path) -> Run:
     config, data, units = _json(folder / "config.json"), _json(folder / "data.json"), set()
     for path in sorted(folder.glob("results*.csv")):
-        with path.open(newline="") as file:
+        with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:
             units |= {
                 (row["unit"], row["trial"]) for row in csv.DictReader(file) if row.get("curve") == "done" and row.get("spent_epsilon")
             }
     try:
-        rows = tuple(json.loads((folder / "summary.json").read_text()))
+        rows = tuple(json.loads(_content(folder / "summary.json")))
     except (OSError, ValueError):
         rows = ()
     said = "It came to its end." if rows else "It is not finished; the same command goes on with it."
@@ -180,7 +196,10 @@ def _compared(folder: Path) -> Run:
     return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)
 
 
-def _silo(about: dict[str, Any], rounds: tuple[dict[str, Any], ...], spent: float | None, ledger: dict[str, Any] | None = None) -> Silo:
+def _silo(
+    about: dict[str, Any], rounds: tuple[dict[str, Any], ...], rule: str, end: dict[str, Any], ledger: dict[str, Any] | None = None
+) -> Silo:
+    """`end` is what was counted once the run was over: evaluations that came later are in its `in_all`, and are shown as a last charge."""
     name, before, charges, dropped = about["name"], 0.0, [], {}
     for r in rounds:
         after = float(r["used"].get(name, before))
@@ -190,19 +209,55 @@ def _silo(about: dict[str, Any], rounds: tuple[dict[str, Any], ...], spent: floa
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
     epsilon, delta = float(about["epsilon"]), float(about["delta"])
-    if spent is None:  # while it runs: what the share of mu^2 that is used amounts to
-        spent = gdp_epsilon(gdp_mu(Budget(epsilon, delta)) * max(0.0, before) ** 0.5, delta)
+    spent, spent_delta = end.get("spent_epsilon"), delta
+    if spent is None:
+        spent = _so_far(rounds, name, Budget(epsilon, delta), before, rule)
+    if in_all := end.get("in_all"):
+        before = before or 1.0  # a folder without progress.jsonl
+        share = _share(rule, Budget(epsilon, delta), float(spent), float(in_all["epsilon"]), float(in_all["delta"]))
+        charges.append((max((r["question"] for r in rounds), default=-1) + 1, "evaluations", share))
+        spent, spent_delta, before = in_all["epsilon"], float(in_all["delta"]), before + share
     answered = sum(name in r["answered"] for r in rounds)
-    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger)
+    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, spent_delta)
+
+
+def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str) -> float:
+    """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to under the gdp rule, else the whole budget."""
+    if used <= 0:
+        return 0.0
+    if (own := rounds[-1].get("epsilon", {}).get(name)) is not None:
+        return float(own)
+    return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
+
+
+def _share(rule: str, budget: Budget, spent: float, in_all: float, delta: float) -> float:
+    """What came on top as a share of the budget: of mu^2 where that adds up, else of epsilon."""
+    if rule == "gdp" and delta == budget.delta and spent > 0:
+        return (gdp_mu(Budget(in_all, delta)) ** 2 - gdp_mu(Budget(spent, delta)) ** 2) / gdp_mu(budget) ** 2
+    return (in_all - spent) / budget.epsilon
 
 
 # --- files that are being written -------------------------------------------------------------------------------------------------
 
 
+def _opened(path: Path) -> BinaryIO:
+    """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a plain file")
+    return open(handle, "rb")
+
+
+def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
+
+
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; an empty one where there is none, or half of one."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(_content(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -212,7 +267,7 @@ def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
     """The last line about each question; a torn line is not there yet."""
     lines: dict[int, dict[str, Any]] = {}
     try:
-        text = (folder / "progress.jsonl").read_bytes()
+        text = _content(folder / "progress.jsonl")
     except OSError:
         return ()
     for line in text[: text.rfind(b"\n") + 1].splitlines():
@@ -227,13 +282,10 @@ def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
 def _locked(folder: Path) -> bool:
     """Whether a process holds progress.jsonl, and so goes on with the run."""
     try:
-        file = os.open(folder / "progress.jsonl", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with _opened(folder / "progress.jsonl") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(file)
+    except OSError:
+        return False
     return False

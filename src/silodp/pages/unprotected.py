@@ -14,12 +14,12 @@ ALWAYS = (
 SIMULATED = (
     "This was a simulation: one process held the records of all silos. What is promised holds for what silos would have said to a server, not against whoever ran it.",
     "Noise was pseudo-random floating-point noise. A deployed gate draws exact noise from the operating system's entropy.",
-    "The spend was counted for this run alone: other runs on the same data, with other settings or to choose settings, add to it.",
+    "The spend was counted for this run and its evaluations alone: profiles and other runs on the same data, with other settings or to choose settings, add to it.",
 )
 DEPLOYED = (
     "Timing: how long a silo takes to answer depends a little on its records and its noise.",
     "Who asked, when, and that a silo refused or was silent, is known to the server and to whoever carries frames.",
-    "The spend here is what this run may have cost at most. Each silo's own ledger has the sum over all runs, and alone decides.",
+    "The spend here is what this run's training may have cost at most. Each silo's own ledger has the sum over all runs, evaluations and profiles, and alone decides.",
     "Settings that were chosen by looking at the results of other runs: those runs had their own price.",
 )
 COMPARED = (

@@ -215,7 +215,8 @@ class _Tally:
         names, counts = [card.name for card in self._cards], [card.records for card in self._cards]
         values = torch.cat([answers[names[i]].value for i in silos]) if silos else torch.zeros(0, told.query.statistic.shape[-1])
         used = {name: 1 - share for name, share in self.left().items()}
-        line = {"round": self._iterates + 1, "used": used, "dropped": told.dropped} | measured(told.query, values, silos, counts, names)
+        line = {"round": self._iterates + 1, "used": used, "epsilon": self._spent(), "dropped": told.dropped}
+        line |= measured(told.query, values, silos, counts, names)
         self.record.write(told.sequence, line, replayed=told.replayed)
 
     def progress(self, count: int) -> Progress:
@@ -230,11 +231,16 @@ class _Tally:
         spent = [float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0 for mine in self._charged]
         return {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
 
-    def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
-        found = []
+    def _spent(self) -> dict[str, float]:
+        found = {}
         for card, mine, budget in zip(self._cards, self._charged, self._plan.budgets[0], strict=True):
             buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
-            spent = float(self._plan.rule.epsilon(buckets, np.asarray(budget.delta))) if mine else 0.0
+            found[card.name] = float(self._plan.rule.epsilon(buckets, np.asarray(budget.delta))) if mine else 0.0
+        return found
+
+    def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
+        found = []
+        for card, spent, budget in zip(self._cards, self._spent().values(), self._plan.budgets[0], strict=True):
             row = {
                 "name": card.name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon_at_most": spent,
                 "answered": self._answered[card.name], "dropped": dict(self._dropped[card.name]), "retired": retired.get(card.name),

@@ -1,7 +1,7 @@
 """progress.jsonl of a run's folder: a line for each question as soon as it is answered, for whoever looks on.
 
 A line has what is public, or follows from releases alone: who answered and who did not, how long each answer is, how long its noise is
-expected to be, and what share of each silo's budget is used up. Whoever writes holds a lock on the file, so that a reader can tell a run
+expected to be, what share of each silo's budget is used up and, by its rule, how much epsilon. Whoever writes holds a lock on the file, so that a reader can tell a run
 that goes on from one that was killed. Nothing reads a line back to train with: a torn or missing file loses a picture, not a run.
 """
 

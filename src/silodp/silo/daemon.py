@@ -30,7 +30,7 @@ from silodp.listening import Log, Server, exposed, sole, tell_systemd
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
-from silodp.silo.pause import paused
+from silodp.silo.pause import Pause
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
 from silodp.silo.schema import read_table
@@ -177,7 +177,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     for file, writable in ((path, True), (place.model_file, True), (place.schema, True), *((file, False) for file in secret)):
         if file and (sentence := exposed(str(file), place, writable=writable)):
             raise BadInput(sentence)
-    with sole(place.ledger), contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
+    with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
         held = read_records(place, schema)
         problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
@@ -189,7 +189,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         log.follow(ledger)
 
         def handle(frame: bytes) -> bytes:
-            (door.pause if paused(path) else door.resume)()
+            (door.pause if pause.on() else door.resume)()
             return door.handle(frame)
 
         server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)

@@ -168,7 +168,8 @@ class Deployed:
         bits = m.levels + m.noise_bits
         own = zip(self.world.counts, counts, strict=True)
         pool.known = {bytes([i]): Contribution(ROUND, m.contributions, n, bits, c) for i, (n, c) in enumerate(own)}
-        return pool.total(Request(ROUND, dim, bits, tuple(pool.known))).totals
+        totals = pool.total(Request(ROUND, dim, bits, tuple(pool.known))).totals
+        return totals.reshape(-1, dim).sum(axis=0)  # whether there is more than one total is a plain check's business
 
 
 def _unsealed(pool: Any) -> Any:

@@ -40,7 +40,7 @@ from silodp.silo.policy import Shuffling
 def server_view(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Totals of anchors and differences together, against the claim epsilon = 6."""
     case = Case("spider", 6.0, {"rounds": 8, "phase": 2, "slope": 1.0})
-    _alarm(case, attack_shuffled(case, 2000, seed=seed, pipeline=pipeline))
+    _alarm(case, attack_shuffled(case, 1200, seed=seed, pipeline=pipeline))
 
 
 def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:

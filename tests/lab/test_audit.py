@@ -160,9 +160,10 @@ CAUGHT_BY = {
 }
 
 
-def test_there_are_sixteen_mutants():
-    assert len(mutants.MUTANTS) == 16
-    assert mutants.MUTANTS.keys() == CAUGHT_BY.keys()
+def test_there_are_sixteen_mutants_of_a_silo():
+    assert len(mutants.OF_A_SILO) == 16
+    assert mutants.OF_A_SILO.keys() == CAUGHT_BY.keys()
+    assert len(mutants.MUTANTS) == 16 + len(mutants.OF_A_SHUFFLE)
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
@@ -261,14 +262,14 @@ def silodp(monkeypatch, capsys, tmp_path):
 
 
 def test_audit_prints_rows_and_fills_a_run_folder(silodp, tmp_path):
-    code, out, _ = silodp("audit", "--algorithm", "prox-sgd", "--epsilon", 6, "--runs", 300, "--json")
+    code, out, _ = silodp("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300, "--json")
     (row,) = json.loads(out)["rows"]
     assert code == 0
     assert row.keys() >= {"algorithm", "claimed_epsilon", "empirical_epsilon", "confidence", "runs", "lower_bound"}
     assert row["runs"] == 300
     for name in ("audit.csv", "curves.csv", "audit.json", "audit.png", "audit.svg", "environment.json"):
         assert (tmp_path / "runs" / "audit" / name).stat().st_size > 0
-    assert "prox-sgd" in silodp("audit", "--algorithm", "prox-sgd", "--epsilon", 6, "--runs", 300)[1]
+    assert "momentum" in silodp("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300)[1]
 
 
 def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):

@@ -66,8 +66,9 @@ def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: in
         print(json.dumps({"rows": [{k: v for k, v in row.items() if k != "curve"} for row in rows], "folder": str(folder)}))
     else:
         out.print(report.table(rows))
-        for sampling, gap in {row["sampling"]: row["gap"] for row in rows if row["gap"]}.items():
-            out.print(f"{sampling} stays below its claim: {gap}.")
+        for gap in dict.fromkeys(row["gap"] for row in rows if row["gap"]):
+            named = ", ".join(dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap))
+            out.print(f"Below the claim must stay {named}: {gap}.")
         out.print(f"Everything is in {folder}: audit.csv, curves.csv, audit.png, audit.svg.")
     _leave(any(row["alarm"] for row in rows))
 

@@ -1,4 +1,4 @@
-"""The sixteen known mistakes, each planted in a copy of the pipeline, and whether the probes catch it."""
+"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: sixteen of a silo, sixteen of a shuffle."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from silodp.lab.audit import mistakes
+from silodp.lab.audit import mistakes, mistakes_shuffled
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.probes import SIMULATION, Caught, Probe
 from silodp.lab.audit.probes_deployed import DEPLOYMENT
+from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 
-MUTANTS: dict[str, Pipeline] = {
+OF_A_SILO: dict[str, Pipeline] = {
     "per-layer clipping": replace(SOUND, answerer=mistakes.PerLayer),
     "noise for half the sensitivity": replace(SOUND, answerer=mistakes.HalfSensitivity),
     "noise only on anchors": replace(SOUND, answerer=mistakes.AnchorsOnly),
@@ -31,6 +32,33 @@ MUTANTS: dict[str, Pipeline] = {
     "difference norms by the cancelling formula": replace(SOUND, answerer=mistakes.Cancelling),
     "float noise without lattice": replace(SOUND, exact=mistakes.FloatNoise),
 }
+OF_A_SHUFFLE: dict[str, Pipeline] = {
+    "levels over half the range": replace(SOUND, exact=mistakes_shuffled.OverHalfTheRange),
+    "coordinates clipped after rounding": replace(SOUND, exact=mistakes_shuffled.ClipsCoordinates),
+    "rounding to nearest": replace(SOUND, exact=mistakes_shuffled.RoundsToNearest),
+    "noise bits for a silo": replace(SOUND, exact=mistakes_shuffled.CoinsForASilo),
+    "the same coins in two rounds": replace(SOUND, exact=mistakes_shuffled.SameCoins),
+    "box that demands nothing": replace(SOUND, door=mistakes_shuffled.DemandsNothing),
+    "retry with a fresh box": replace(SOUND, door=mistakes_shuffled.FreshBox),
+    "counts in the open": replace(SOUND, door=mistakes_shuffled.OpenCounts),
+    "shares of rounds not added up": replace(SOUND, ledger=mistakes_shuffled.EachAlone),
+    "pseudonym that counts twice": replace(SOUND, pool=mistakes_shuffled.CountsTwice),
+    "total of too few": replace(SOUND, pool=mistakes_shuffled.PassesFew, channel=mistakes_shuffled.ThroughFew),
+    "counts passed on unsummed": replace(SOUND, pool=mistakes_shuffled.PassesSeparate, channel=mistakes_shuffled.ThroughSeparate),
+    "round passed on again": replace(SOUND, store=mistakes_shuffled.ForgetsRounds),
+    "noise's mean subtracted once": replace(SOUND, analysed=mistakes_shuffled.subtracts_noise_once),
+    "sum centred once": replace(SOUND, analysed=mistakes_shuffled.centres_once),
+    "anchors noised as printed": replace(SOUND, calibrate_shuffled=mistakes_shuffled.anchors_as_printed, ledger=mistakes.NoFilter),
+}
+MUTANTS = OF_A_SILO | OF_A_SHUFFLE
+SILO_HALVES: list[tuple[set[str], dict[str, Probe]]] = [
+    ({"answerer", "gate", "ledger", "calibrate"}, SIMULATION),
+    ({"gate", "exact", "door", "reopen"}, DEPLOYMENT),
+]
+SHUFFLE_HALVES: list[tuple[set[str], dict[str, Probe]]] = [
+    ({"ledger", "channel", "calibrate_shuffled"}, SHUFFLED_SIMULATION),
+    ({"exact", "door", "analysed", "pool", "store"}, SHUFFLED_DEPLOYMENT),
+]
 
 
 def examine(pipeline: Pipeline, seed: int) -> dict[str, str]:
@@ -39,11 +67,10 @@ def examine(pipeline: Pipeline, seed: int) -> dict[str, str]:
     A mutant's probes are those of the half, simulation or deployment, that it changes: the other half is the shipped one.
     """
     mutated = {name for name in vars(pipeline) if getattr(pipeline, name) is not getattr(SOUND, name)}
+    halves = [*SILO_HALVES, *SHUFFLE_HALVES] if not mutated else SHUFFLE_HALVES if pipeline in OF_A_SHUFFLE.values() else SILO_HALVES
     probes: dict[str, Probe] = {}
-    if not mutated or mutated & {"answerer", "gate", "ledger", "calibrate"}:
-        probes |= SIMULATION
-    if not mutated or mutated & {"gate", "exact", "door", "reopen"}:
-        probes |= DEPLOYMENT
+    for parts, half in halves:
+        probes |= half if not mutated or mutated & parts else {}
     found = {}
     for name, probe in probes.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -15,21 +15,26 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
-from silodp.core.accounting import GDP, Budget
+from silodp.core.accounting import GDP, Budget, Rule
 from silodp.core.codec import Answer, Envelope, decode_reply, encode_query
 from silodp.core.losses import squared_error
 from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Grad, Query
+from silodp.server import shuffled as shuffled_module
 from silodp.server.plan import Plan, calibrate
+from silodp.server.shuffled import analysed, calibrate_shuffled
+from silodp.shuffler.pool import Pool
+from silodp.shuffler.store import Store
 from silodp.silo import door as door_module
 from silodp.silo.door import Door, definition_hash
 from silodp.silo.durable import DurableLedger, Identity
 from silodp.silo.exact import Exact
 from silodp.silo.gate import Gate
 from silodp.silo.ledger import MemoryLedger
-from silodp.silo.policy import Policy
+from silodp.silo.policy import Policy, Shuffling
 from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
+from silodp.wire.inprocess import ThroughShuffler
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,17 @@ class Pipeline:
     exact: Any = Exact
     door: Any = Door
     reopen: Callable[..., DurableLedger] = DurableLedger.open
+    calibrate_shuffled: Callable[..., Plan] = calibrate_shuffled
+    channel: Any = ThroughShuffler
+    analysed: Callable[..., Any] = analysed
+    pool: Any = Pool
+    store: Any = Store
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The door finds these parts where it looks for the shipped ones."""
+        """The door and the analyzer's federation find these parts where they look for the shipped ones."""
         with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(shuffled_module, "analysed", self.analysed))
             stack.enter_context(mock.patch.object(door_module, "Exact", self.exact))
             stack.enter_context(mock.patch.object(door_module, "Gate", self.gate))
             yield
@@ -60,6 +71,9 @@ BUDGET = Budget(6.0, 1e-5)
 
 class Silo:
     """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is signed by the one key that may ask."""
+
+    rule: Rule = GDP()
+    shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
         """Twelve records, of which the first has this target: two silos with different targets are neighbours."""
@@ -77,7 +91,7 @@ class Silo:
             queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(self._key.public_key().public_bytes_raw().hex(),),
         )  # fmt: skip
         DurableLedger.create(
-            self.path, rule=GDP(), budget=BUDGET, records=12, identity=Identity.of(x[0].numpy(), y[0].numpy()), registry=self.registry
+            self.path, rule=self.rule, budget=BUDGET, records=12, identity=Identity.of(x[0].numpy(), y[0].numpy()), registry=self.registry
         )
         self.restart()
 
@@ -93,10 +107,14 @@ class Silo:
         """A new process: everything that was only in memory is gone."""
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
-            self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, registry=self.registry)
+            more = {"registry": self.registry, "shuffling": self.shuffling}
+            self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, **more)
 
-    def frame(self, query_id: str, query: Query) -> bytes:
-        return encode_query(Envelope("audit", query_id, self.policy.definition, query), self._key)
+    def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:
+        return Envelope("audit", query_id, self.policy.definition, query, round)
+
+    def frame(self, query_id: str, query: Query, round: str = "0") -> bytes:
+        return encode_query(self.envelope(query_id, query, round), self._key)
 
     def handle(self, frame: bytes) -> bytes:
         with self.pipeline.planted():

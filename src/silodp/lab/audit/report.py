@@ -21,6 +21,7 @@ from scipy import stats
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, trade_off
+from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.sweep import spread
@@ -49,9 +50,20 @@ SETTINGS: dict[str, dict[str, float]] = {
 SECRET = "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit understates their tails"
 RENYI = "no tight accountant is known for this sampling under replace-one; the Renyi bound charges more than anybody can learn"
 
+COINS = "its price pays for rounding and for the tails of binomial noise, and converts from one Renyi order"
+VIEWS = {
+    "deployed": "deployed gate",
+    "shuffle": "totals of a shuffle",
+    "deployed shuffle": "totals of deployed silos",
+    "deployed counts": "one silo's counts at the shuffler",
+}
+"""What is attacked, by the name of the gate; the simulated gate needs none."""
+SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
+
 
 def cases(algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS) -> list[tuple[Case, str]]:
-    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then the deployed gate's arithmetic."""
+    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then the deployed gate's arithmetic;
+    and the same of a shuffle."""
     for name in algorithms or ():
         find(name)
     if unknown := set(ALGORITHMS) - set(SETTINGS):
@@ -60,13 +72,19 @@ def cases(algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = C
     rows += [(Case("mb-sgd", e, {"rounds": 16}, Poisson(0.25), gap=SECRET), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 4}, WithoutReplacement(0.25), gap=RENYI), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
+    rows += [(Case(a, e, SETTINGS[a], gap=COINS), "shuffle") for a in SHUFFLED for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in ("deployed shuffle", "deployed counts") for e in epsilons]
     return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
 
 
 def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
-    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, and the curve."""
+    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, and the curve.
+
+    Deployed silos draw their coins one run at a time, so they have a quarter of the runs.
+    """
     began = time.monotonic()
-    first, second = attack_deployed(case, runs) if gate == "deployed" else attack(case, runs, seed=seed)
+    runs = max(100, runs // 4) if gate in ("deployed shuffle", "deployed counts") else runs
+    first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     if isinstance(case.batches, FullBatch | DisjointBatches):
         lower, surely = (epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM))
@@ -80,6 +98,19 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
         "claimed_mu": gdp_mu(case.budget), "alarm": surely > case.epsilon, "gap": case.gap, "seconds": round(time.monotonic() - began, 1),
         "curve": {"false_alarm": alarms.tolist(), "miss": misses.tolist()},
     }  # fmt: skip
+
+
+def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    match gate:
+        case "deployed":
+            return attack_deployed(case, runs)
+        case "shuffle":
+            return attack_shuffled(case, runs, seed=seed)
+        case "deployed shuffle":
+            return attack_totals(case, runs)
+        case "deployed counts":
+            return attack_counts(case, runs)
+    return attack(case, runs, seed=seed)
 
 
 def _words(case: Case) -> str:
@@ -116,12 +147,17 @@ def audit(
 
 def name_of(row: dict[str, Any]) -> str:
     """The algorithm, and what is special about the row."""
-    special = [row["sampling"]] if row["gap"] else ["deployed gate"] if row["gate"] == "deployed" else []
-    return ", ".join([row["algorithm"], *special])
+    return ", ".join([row["algorithm"], *([special] if (special := special_of(row)) else [])])
+
+
+def special_of(row: dict[str, Any]) -> str:
+    return VIEWS.get(row["gate"], row["sampling"] if row["gap"] else "")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    drawn = Table(title=f"Epsilon that an attacker gets out of a silo's transcript, from 2 x {rows[0]['runs']} runs")
+    drawn = Table(
+        title=f"Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 x {max(row['runs'] for row in rows)} runs"
+    )
     for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
         drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)
     for row in rows:
@@ -146,7 +182,7 @@ def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             name = (row["algorithm"], row["sampling"], row["gate"], row["claimed_epsilon"])
             lines.writerows((*name, a, b) for a, b in zip(*row["curve"].values(), strict=True))
     draw(rows, folder)
-    write_environment(folder, noise="simulation: seeded pseudo-random float noise; rows of the deployed gate: exact lattice noise")
+    write_environment(folder, noise="simulation: seeded pseudo-random float noise; rows of deployed silos: exact lattice noise or coins")
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -157,7 +193,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     for claim, ax in zip(claims, axes[0], strict=True):
         mine = [row for row in rows if row["claimed_epsilon"] == claim]
         for row in mine:
-            dotted = ":" if row["gap"] else "--" if row["gate"] == "deployed" else "-"
+            dotted = ":" if row["gap"] else "--" if row["gate"] != "simulated" else "-"
             label = f"{name_of(row)}: {row['empirical_epsilon']:.2f}"
             ax.plot(row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label)
         budget = Budget(claim, mine[0]["delta"])

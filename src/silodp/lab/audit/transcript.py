@@ -65,8 +65,11 @@ class Case:
 def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
     """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the attacker how large the noise really is."""
     worlds = neighbours(quiet=not isinstance(case.batches, FullBatch | DisjointBatches))
-    plan = case.plan(worlds[0].counts, pipeline)
-    stage = _Stage(case, plan, worlds, pipeline)
+    return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline), runs, seed)
+
+
+def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of `runs` runs on each data set of the stage, with seeds of their own."""
     heard = stage.rehearse(range(seed, seed + REHEARSAL))
     scores = []
     for world in range(2):
@@ -77,7 +80,9 @@ def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) 
 
 
 @dataclass(frozen=True)
-class _Stage:
+class Stage:
+    """Two data sets, and the run that an attacker listens to on each."""
+
     case: Case
     plan: Plan
     worlds: tuple[Records, Records]
@@ -123,13 +128,13 @@ def attack_deployed(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tup
     attacker = Attacker([pipeline.answerer(problem, w, [0]) for w in worlds], worlds[0].counts[0])
     scores = []
     for world in worlds:
-        gate = Remembering(problem, world, partition=_no_partition)
+        gate = Remembering(problem, world, partition=no_partition)
         value = torch.cat([gate.answer(query, [0])[:, 0] for _ in range(runs)])
         scores.append(attacker.evidence(query, value).numpy())
     return scores[0], scores[1]
 
 
-def _no_partition(name: str, batches: int) -> np.ndarray:
+def no_partition(name: str, batches: int) -> np.ndarray:
     raise AssertionError("a full batch needs no partition")
 
 

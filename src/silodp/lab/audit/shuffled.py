@@ -1,0 +1,202 @@
+"""The transcript attack on a shuffle: tell two neighbouring data sets apart by the totals of all rounds, or by one silo's own counts.
+
+It runs the code that users run: in simulation calibrate_shuffled, ShuffledFederation, ThroughShuffler, Gate, MemoryLedger and Simulated; of a
+deployment the silos' own arithmetic (Exact) and the shuffler's choice and addition (Pool), without seals. The attacker knows every record but
+one, and projects what it sees on the direction in which that one pulls. Sums of thousands of coins are close to Gaussian, so the
+scores are read like those of `transcript`: as a separation mu, which epsilon_of turns into an epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core import shuffle
+from silodp.core.box import Contribution
+from silodp.core.query import Gaussian, Grad, Query, Shuffled
+from silodp.core.relay import Request
+from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
+from silodp.lab.audit.pipeline import SOUND, Pipeline
+from silodp.lab.audit.transcript import CLIP, Case, Stage, no_partition, played
+from silodp.lab.conformance.federation import Recording
+from silodp.server.federation import Everyone
+from silodp.server.plan import Plan
+from silodp.server.settings import default_shares, find
+from silodp.server.shuffled import ShuffledFederation
+from silodp.silo.exact import Exact
+from silodp.silo.records import Records
+
+SILOS, REHEARSAL = 3, 200
+POINTS = (0.0, 0.3)
+"""Where the deployed silos are asked: one round each, as far as a case has rounds."""
+ROUND = "5d" * 32
+
+
+def plan_of(case: Case, counts: Sequence[int], pipeline: Pipeline) -> Plan:
+    """Levels and coins that fill the claim if every silo is in every total: numbers, so that any number of runs shares them."""
+    algorithm = find(case.algorithm)
+    mechanisms = {kind: Gaussian(kind, CLIP, 0.0, case.batches) for kind in algorithm.kinds}
+    shape: dict[str, Any] = {"dimension": canary_problem().dim, "least": len(counts), "shares": default_shares(algorithm, case.settings)}
+    plan = pipeline.calibrate_shuffled(case.run(), mechanisms, [case.budget], counts, Everyone(len(counts)), **shape)
+    noisy = {k: replace(m, levels=int(m.levels), noise_bits=int(m.noise_bits)) for k, m in plan.mechanisms.items()}
+    return replace(plan, mechanisms=noisy)
+
+
+# --- simulation -------------------------------------------------------------------------------------------------------------------
+
+
+def attack_shuffled(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of what the server sees in `runs` runs of the whole algorithm on each of the two data sets."""
+    worlds = neighbours(silos=SILOS)
+    return played(_Shuffle(case, plan_of(case, worlds[0].counts, pipeline), worlds, pipeline), runs, seed)
+
+
+class _Shuffle(Stage):
+    def play(self, world: int, seeds: Sequence[int]) -> tuple[Any, list[tuple[Query, Tensor]]]:
+        """Runs the algorithm once for each seed on one of the data sets; gives the totals that were passed on, and an attacker."""
+        problem, records, plan = canary_problem(), self.worlds[world], self.plan
+        answerer = self.pipeline.answerer(problem, records, seeds)
+        ledger = self.pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
+        gate = self.pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
+        channel = Recording(self.pipeline.channel(gate, records.counts))
+        fed = ShuffledFederation(channel, Everyone(len(records)), records.counts)
+        for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **plan.mechanisms):
+            pass
+        models = [self.pipeline.answerer(problem, w, [0]) for w in self.worlds]
+        return Server(models, records.counts, answerer), [(query, total.value.double().sum(1)) for query, _, total in channel.log]
+
+
+class Server:
+    """Knows both data sets, the stored partitions and all that is public; sees totals."""
+
+    def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
+        self._models, self._counts = models, counts
+        for model in models if victim else ():
+            model._partitions, model._world, model._generators = victim._partitions, victim._world, victim._generators
+
+    def loudness(self, query: Query, total: Tensor) -> float:
+        """Size of the noise in totals of the first data set, in units of the claimed one."""
+        residual = (total - self.expected(query, 0)) / self._std(query)
+        return max(float(residual.square().mean().sqrt()), 1e-6)
+
+    def evidence(self, query: Query, total: Tensor, loudness: float = 1.0) -> Tensor:
+        """(J,): log of the density of a total (J, d) under the second data set over that under the first, its noise taken for Gaussian."""
+        first, second = self.expected(query, 0), self.expected(query, 1)
+        return ((total - (first + second) / 2) * (second - first)).sum(-1) / (self._std(query) * loudness) ** 2
+
+    def expected(self, query: Query, world: int) -> Tensor:
+        """(J, d): the mean of the total over coins."""
+        m, silos = query.mechanism, range(len(self._counts))
+        assert isinstance(m, Shuffled)
+        batch = torch.tensor([[m.sampling.batch(n)] for n in self._counts], dtype=torch.float64)
+        mean = self._models[world].answer(replace(query, mechanism=Gaussian(m.kind, m.clip, 0.0, m.sampling)), silos).double()
+        clip = torch.as_tensor(m.clip, dtype=torch.float64).reshape(-1, 1, 1)
+        unit = torch.where(clip > 0, mean / clip, 0.0)
+        return (batch * ((unit + 1) * (m.levels / 2) + m.p * m.noise_bits)).sum(1)
+
+    def _std(self, query: Query) -> float:
+        m = query.mechanism
+        assert isinstance(m, Shuffled)
+        return math.sqrt(sum(m.sampling.batch(n) for n in self._counts) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
+
+
+# --- deployment -------------------------------------------------------------------------------------------------------------------
+
+
+def attack_totals(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """As `attack_shuffled`, on totals of the deployed silos' counts as the shuffler's pool adds them.
+
+    The gradients are the same in all runs and computed once; rounding and coins are drawn anew.
+    """
+    mechanism = plan_of(case, neighbours(silos=SILOS)[0].counts, pipeline).mechanisms["minibatch"]
+    points = POINTS[: int(case.settings["rounds"])]
+    return _scores([Deployed(world, mechanism, pipeline, points) for world in neighbours(silos=SILOS)], runs)
+
+
+def attack_counts(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """What the shuffler sees of one silo, whose own coins are as many as make the claim its local epsilon."""
+    points = POINTS[: int(case.settings["rounds"])]
+    coins = shuffle.numerical(RECORDS, canary_problem().dim, case.epsilon, case.delta, rounds=len(points))
+    mechanism = Shuffled("minibatch", CLIP, coins.levels, coins.noise_bits, RECORDS, coins.p)
+    return _scores([Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)], runs)
+
+
+def _scores(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Projections on the direction of the record that differs, less their middle as a rehearsal finds it."""
+    heard = [np.fromiter(world.projections(REHEARSAL), float) for world in worlds]
+    middle = (heard[0].mean() + heard[1].mean()) / 2
+    first, second = (np.fromiter(world.projections(runs), float) - middle for world in worlds)
+    return first, second
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Silos with a deployed gate's arithmetic, and a pool that adds up their counts; `alone`: the first one's, as the shuffler sees them."""
+
+    world: Records
+    mechanism: Shuffled
+    pipeline: Pipeline
+    points: Sequence[float]
+    alone: bool = False
+
+    def projections(self, runs: int) -> Iterator[float]:
+        """For each run: everything seen, on the direction in which the record that differs pulls."""
+        model = Server([self.pipeline.answerer(canary_problem(), w, [0]) for w in neighbours(silos=len(self.world))], self.world.counts)
+        directions = [(model.expected(query, 1) - model.expected(query, 0))[0].numpy() for query in self.queries()]
+        for seen in self.rounds(runs):
+            yield float(sum(vector @ direction for vector, direction in zip(seen, directions, strict=True)))
+
+    def queries(self) -> list[Query]:
+        return [Query(Grad(torch.full((1, canary_problem().dim), at)), self.mechanism) for at in self.points]
+
+    def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
+        """For each run: what is seen of each round, d integers."""
+        exact, queries, pool = _remembering(self.pipeline.exact), self.queries(), _unsealed(self.pipeline.pool)
+        silos = [exact(canary_problem(), self.world.select([i]), partition=no_partition) for i in range(len(self.world))]
+        for _ in range(runs):
+            answers = [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
+            yield [counts[0] if self.alone else self._total(pool, counts) for counts in answers]
+
+    def _total(self, pool: Any, counts: Sequence[np.ndarray]) -> np.ndarray:
+        m, dim = self.mechanism, len(counts[0])
+        bits = m.levels + m.noise_bits
+        own = zip(self.world.counts, counts, strict=True)
+        pool.known = {bytes([i]): Contribution(ROUND, m.contributions, n, bits, c) for i, (n, c) in enumerate(own)}
+        totals = pool.total(Request(ROUND, dim, bits, tuple(pool.known))).totals
+        return totals.reshape(-1, dim).sum(axis=0)  # whether there is more than one total is a plain check's business
+
+
+def _unsealed(pool: Any) -> Any:
+    """The same choice and addition, of contributions that lie open: seals take longer than all the rest."""
+
+    class Unsealed(pool):
+        known: dict[bytes, Contribution]
+
+        def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:
+            return box.hex(), self.known[box]
+
+    return Unsealed(None, (), largest=RECORDS)
+
+
+def _remembering(exact: type[Exact]) -> type[Exact]:
+    """The same arithmetic, which computes the gradients of a point once."""
+
+    class Remembering(exact):
+        def _rows_of(self, statistic: Any) -> Any:
+            kept, shipped = self.__dict__.setdefault("kept", {}), super()._rows_of
+
+            def once(x: Tensor, y: Tensor) -> Tensor:
+                key = float(statistic.w[0, 0]), len(x)
+                if key not in kept:
+                    kept[key] = shipped(statistic)(x, y)
+                return kept[key].clone()
+
+            return once
+
+    return Remembering

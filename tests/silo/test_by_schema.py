@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
@@ -78,6 +80,47 @@ def test_order_extra_columns_and_kind_of_file_do_not_matter(tmp_path):
         np.testing.assert_array_equal(x, loaded.records_raw[0][0])
         np.testing.assert_array_equal(y, loaded.records_raw[0][1])
     assert loaded.names == ("a", "b", "c", "d")
+
+
+CODES = ["999000011000000103", "999000041000000102"]
+LARGE = [2**53 + 1, 2**60 + 2**36 + 1, 2**53 + 3, 7]
+DAYS = ["2020-01-01 00:00:00", "2021-05-06 07:08:09"]
+KINDS = {
+    "codes": ([int(code) for code in CODES] * 2, pa.int64(), {"type": "category", "categories": [*CODES, "other"], "missing": "own"}),
+    "coded": ([int(code) for code in CODES] * 2, pa.dictionary(pa.int8(), pa.int64()), {"type": "category", "categories": [*CODES, "other"], "missing": "own"}),
+    "integers": (LARGE, pa.int64(), {"type": "number", "range": [0, 2.0**61], "missing": 2.0**61}),
+    "texts": (["a", "b", "c", "a"], pa.string(), {"type": "category", "categories": ["a", "b", "other"], "missing": "own"}),
+    "booleans": ([True, False, True, False], pa.bool_(), {"type": "boolean", "missing": False, "indicator": True}),
+    "floats": ([0.1, 1e-30, 123456.789012345678, 0.3], pa.float64(), {"type": "number", "range": [0, 1e6], "missing": 1e6}),
+    "zeros": ([0.0, -0.0, 0.0, -0.0], pa.float64(), {"type": "category", "categories": ["0", "other"], "missing": "own"}),
+    "times": (pd.to_datetime(DAYS * 2).to_list(), pa.timestamp("us"), {"type": "category", "categories": [*DAYS, "other"], "missing": "own"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cell_that_goes_missing_changes_no_other_record(tmp_path, kind, suffix):
+    """To the last bit: so one replaced record stays one."""
+    values, arrow, column = KINDS[kind]
+    schema = Schema.of({"columns": {"c": column}, "label": {"column": "y", "task": "binary", "classes": ["0", "1"]}})
+
+    def read(cells):
+        path = tmp_path / f"a.{suffix}"
+        if suffix == "csv":
+            path.write_text("c,y\n" + "".join(f"{'' if cell is None else cell},{k % 2}\n" for k, cell in enumerate(cells)))
+        else:
+            plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+            column = pa.array(cells, plain)
+            column = column.dictionary_encode() if plain is not arrow else column
+            parquet.write_table(pa.table({"c": column, "y": pa.array([0, 1] * 2)}), path)
+        return read_table(path, schema).x
+
+    whole = read(values)
+    for gone in range(len(values)):
+        others = [k for k in range(len(values)) if k != gone]
+        holed = read([None if k == gone else value for k, value in enumerate(values)])
+        np.testing.assert_array_equal(holed[others].view(np.uint32), whole[others].view(np.uint32))
+        assert not np.array_equal(holed[gone], whole[gone])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.schema import OTHER, Column, Schema
-from silodp.silo.files import MISSING, Loaded, as_text, listed, read_cells, silo_names, where
+from silodp.silo.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
 from silodp.silo.images import read_images
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
@@ -58,9 +58,9 @@ def read_table(path: Path, schema: Schema) -> Table:
 def _raw(cells: np.ndarray) -> np.ndarray:
     """A number for each cell: its own, or 24 bits of the hash of its text."""
     if cells.dtype.kind in "biuf":
-        return cells.astype(np.float32)
+        return cells.astype(np.float64).astype(np.float32)
     code, texts = _distinct(cells)
-    numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
+    numbers = np.array([number(text) for text in texts], np.float64)
     hashed = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big")) for text in texts]
     gone = np.array([text.lower() in MISSING for text in texts])
     with np.errstate(over="ignore"):
@@ -117,7 +117,7 @@ def _numbers(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> tuple[n
         missing = np.isnan(numbers)
     else:
         code, texts = _distinct(cells)
-        numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)[code]
+        numbers = np.array([number(text) for text in texts], np.float64)[code]
         missing = np.array([text.lower() in MISSING for text in texts])[code]
     if not gone:
         _refuse(path, name, missing, "the value is missing, which the schema does not allow")
@@ -160,6 +160,7 @@ def _coded(path: Path, name: str, cells: np.ndarray, code: Callable[[str], int],
 
 def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """For each cell the place of its text in a list of different ones; a null is the empty text."""
+    cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
     code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
     return code, [*(as_text(value).strip() for value in found), ""]
 

@@ -208,7 +208,7 @@ def test_a_cnn_learns_from_folders_of_images(silodp, tmp_path):
             for i in range(n):
                 picture = draw.integers(0, 60, (8, 8)).astype(np.uint8)
                 picture[:, 4 * k : 4 * k + 4] += 150
-                Image.fromarray(picture).save(tmp_path / silo / name / f"{i}.png")
+                Image.fromarray(picture).save(tmp_path / silo / name / f"{2 * i + k}.png")
     (tmp_path / "s.toml").write_text(
         '[images]\nheight = 8\nwidth = 8\nchannels = 1\nresize = false\n[label]\ntask = "binary"\nclasses = ["left", "right"]\n'
     )

@@ -12,6 +12,7 @@ from PIL import Image
 
 from silodp.core.errors import BadInput
 from silodp.core.schema import Schema
+from silodp.silo.heldout import held_out
 from silodp.silo.schema import load_by_schema, read_table
 
 SCHEMA = Schema.of(
@@ -191,7 +192,7 @@ def images(channels: int = 1, *, resize: bool = False) -> Schema:
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, shade, size, mode in (("ill/b.png", 255, (6, 4), "L"), ("healthy/a.png", 0, (6, 4), "RGB"), ("ill/a.jpg", 51, (6, 4), "L")):
+    for name, shade, size, mode in (("ill/b.png", 255, (6, 4), "L"), ("healthy/a.png", 0, (6, 4), "RGB"), ("ill/b.jpg", 51, (6, 4), "L")):
         (tmp_path / "north" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, size, shade if mode == "L" else (shade,) * 3).save(tmp_path / "north" / name)
     return tmp_path / "north"
@@ -204,6 +205,21 @@ def test_images_are_records_in_one_order_with_their_folders_as_classes(folder):
         x, y = read_silo(folder, images(channels))
         assert y.tolist() == [0, 1, 1]
         np.testing.assert_allclose(x, np.array([[-1.0], [-0.6], [1.0]]) * np.ones(channels * 24), atol=0.02)
+
+
+def test_the_class_of_one_image_moves_no_other_between_the_parts(tmp_path):
+    for name in ("healthy", "ill"):
+        (tmp_path / name).mkdir()
+    for i in range(40):
+        Image.new("L", (6, 4), 5 * i).save(tmp_path / ("healthy", "ill")[i % 2] / f"{i:02d}.png")
+    parts = []
+    for _ in range(2):
+        x, y = read_silo(tmp_path, images())
+        parts.append(set(x[held_out(len(y), 0.3), 0].tolist()))
+        if y.sum() == 20:
+            (tmp_path / "healthy" / "00.png").replace(tmp_path / "ill" / "00.png")
+    assert y.sum() == 21
+    assert parts[0] == parts[1]
 
 
 def test_rows_are_rows_and_channels_come_first(folder):
@@ -236,6 +252,7 @@ def test_another_size_is_resized_or_refused(folder):
         ("healthy/c.png", b"\x89PNG", "is not a whole PNG or JPEG image"),
         ("dead/c.png", b"", "dead is not a sub-folder for one of the schema's classes 'healthy', 'ill'"),
         ("readme.txt", b"", "readme.txt is not a sub-folder"),
+        ("ill/a.png", b"", "ill/a.png have one name; give each image of a silo its own"),
     ],
 )
 def test_a_bad_folder_gets_one_sentence(folder, name, content, sentence):

@@ -1,12 +1,12 @@
 """A silo's folder of images, one sub-folder for each public class, as records of one public size.
 
-As with `schema`, a sentence names a file and never what is in it.
+As with `schema`, a sentence names a file and never what is in it. A file's name is its record's number: it must say nothing of the person.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ def read_images(folder: Path, wanted: Images, classes: Sequence[str]) -> tuple[n
     """x (n, channels x height x width) float32 within [-1, 1], the class of each image, and (n, 5) prints of the files, of 24 bits each."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder; a silo's images are in a folder with a sub-folder for each of {listed(classes)}.")
-    files = list(_files(folder, classes))
+    files = _files(folder, classes)
     if not files:
         raise BadInput(f"{folder} has no images; a silo needs at least one PNG or JPEG file in a sub-folder named by its class.")
     x = np.stack([_pixels(path, wanted) for path, _ in files])
@@ -32,7 +32,9 @@ def read_images(folder: Path, wanted: Images, classes: Sequence[str]) -> tuple[n
     return x.reshape(len(x), -1), np.array([k for _, k in files], np.int64), np.array(prints, np.float32)
 
 
-def _files(folder: Path, classes: Sequence[str]) -> Iterator[tuple[Path, int]]:
+def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """In the order of the files' names: were it that of the classes, one record's class would move others between batches and parts."""
+    found: dict[str, Path] = {}
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
             continue
@@ -43,7 +45,9 @@ def _files(folder: Path, classes: Sequence[str]) -> Iterator[tuple[Path, int]]:
                 continue
             if path.suffix.lower() not in SUFFIXES:
                 raise BadInput(f"{path} has the suffix {path.suffix!r}; an image must be .png, .jpg or .jpeg.")
-            yield path, list(classes).index(place.name)
+            if (first := found.setdefault(path.name, path)) != path:
+                raise BadInput(f"{first} and {path} have one name; give each image of a silo its own, for its place follows from it alone.")
+    return [(path, list(classes).index(path.parent.name)) for _, path in sorted(found.items())]
 
 
 def _pixels(path: Path, wanted: Images) -> np.ndarray:

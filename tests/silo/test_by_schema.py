@@ -13,6 +13,7 @@ from PIL import Image
 from silodp.core.errors import BadInput
 from silodp.core.schema import Schema
 from silodp.silo.heldout import held_out
+from silodp.silo.identity import Identity
 from silodp.silo.schema import load_by_schema, read_table
 
 SCHEMA = Schema.of(
@@ -101,7 +102,7 @@ KINDS = {
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cell_that_goes_missing_changes_no_other_record(tmp_path, kind, suffix):
-    """To the last bit: so one replaced record stays one."""
+    """To the last bit, in features and in what a ledger knows a record by: so one replaced record stays one."""
     values, arrow, column = KINDS[kind]
     schema = Schema.of({"columns": {"c": column}, "label": {"column": "y", "task": "binary", "classes": ["0", "1"]}})
 
@@ -114,7 +115,8 @@ def test_a_cell_that_goes_missing_changes_no_other_record(tmp_path, kind, suffix
             column = pa.array(cells, plain)
             column = column.dictionary_encode() if plain is not arrow else column
             parquet.write_table(pa.table({"c": column, "y": pa.array([0, 1] * 2)}), path)
-        return read_table(path, schema).x
+        table = read_table(path, schema)
+        return np.column_stack([table.x, *table.raw])
 
     whole = read(values)
     for gone in range(len(values)):
@@ -122,6 +124,36 @@ def test_a_cell_that_goes_missing_changes_no_other_record(tmp_path, kind, suffix
         holed = read([None if k == gone else value for k, value in enumerate(values)])
         np.testing.assert_array_equal(holed[others].view(np.uint32), whole[others].view(np.uint32))
         assert not np.array_equal(holed[gone], whole[gone])
+
+
+def test_a_ledger_knows_records_in_another_kind_of_file_and_spelling(tmp_path):
+    """Or a second budget is to be had by saving the file again."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": draw.integers(18, 99, 60),
+            "smoker": draw.random(60) < 0.3,
+            "sex": draw.choice(["f", "m"], 60),
+            "y": draw.integers(0, 2, 60),
+        }
+    )
+    columns = {
+        "age": {"type": "number", "range": [0, 110]},
+        "smoker": {"type": "boolean"},
+        "sex": {"type": "category", "categories": ["f", "m", "other"]},
+    }
+    schema = Schema.of({"columns": columns, "label": {"column": "y", "task": "binary", "classes": ["0", "1"]}})
+    frame.to_parquet(tmp_path / "first.parquet", index=False)
+    first = Identity.of(*read_table(tmp_path / "first.parquet", schema).raw)
+    for k, words in enumerate(("True False", "TRUE FALSE", "true false", "1 0", "1.0 0.0", "yes no")):
+        yes, no = words.split()
+        again = frame.assign(smoker=np.where(frame["smoker"], yes, no), sex=frame["sex"].str.upper() if k % 2 else frame["sex"])
+        again.to_csv(tmp_path / "again.csv", index=False)
+        assert first.sketch(b"k" * 32).compare(Identity.of(*read_table(tmp_path / "again.csv", schema).raw)).known == 1.0
+    assert first.sketch(b"k" * 32).compare(Identity.of(*read_table(tmp_path / "first.parquet", schema).raw)).known == 1.0
+    other = frame.assign(age=frame["age"] + 1000)
+    other.to_csv(tmp_path / "other.csv", index=False)
+    assert not first.sketch(b"k" * 32).compare(Identity.of(*read_table(tmp_path / "other.csv", schema).raw)).same
 
 
 @pytest.mark.parametrize(
@@ -220,6 +252,20 @@ def test_the_class_of_one_image_moves_no_other_between_the_parts(tmp_path):
             (tmp_path / "healthy" / "00.png").replace(tmp_path / "ill" / "00.png")
     assert y.sum() == 21
     assert parts[0] == parts[1]
+
+
+def test_a_ledger_knows_images_by_their_pixels_however_they_are_packed(tmp_path):
+    draw, found = np.random.default_rng(0), []
+    pictures = [Image.fromarray(draw.integers(0, 256, (9, 9), dtype=np.uint8)) for _ in range(20)]
+    other = [*pictures[:19], Image.new("L", (9, 9))]
+    ways = {"a": {}, "b": {"compress_level": 0}, "c": {"mode": "RGB"}, "d": {"mode": "P"}, "e": {}}
+    for way, options in ways.items():
+        for i, picture in enumerate(other if way == "e" else pictures):
+            path = tmp_path / way / ("healthy", "ill")[i % 2] / f"{i:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.convert(options.get("mode", "L")).save(path, compress_level=options.get("compress_level", 6))
+        found.append(Identity.of(*read_table(tmp_path / way, images(3 if way == "c" else 1, resize=True)).raw))
+    assert [found[0].sketch(b"k" * 32).compare(one).known for one in found] == [1, 1, 1, 1, 0.95]
 
 
 def test_rows_are_rows_and_channels_come_first(folder):

@@ -56,15 +56,19 @@ def read_table(path: Path, schema: Schema) -> Table:
 
 
 def _raw(cells: np.ndarray) -> np.ndarray:
-    """A number for each cell: its own, or 24 bits of the hash of its text."""
+    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or 24 bits of the hash of its text in small letters."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64).astype(np.float32)
     code, texts = _distinct(cells)
-    numbers = np.array([number(text) for text in texts], np.float64)
-    hashed = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big")) for text in texts]
-    gone = np.array([text.lower() in MISSING for text in texts])
     with np.errstate(over="ignore"):
-        return np.where(np.isnan(numbers) & ~gone, hashed, numbers).astype(np.float32)[code]
+        return np.array([_known_by(text.casefold()) for text in texts], np.float64).astype(np.float32)[code]
+
+
+def _known_by(text: str) -> float:
+    if text in TRUE or text in FALSE:
+        return float(text in TRUE)
+    own = number(text)
+    return own if own == own or text in MISSING else float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
 def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -48,7 +49,7 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
     _, held = split_records(records, request.held_out)
     problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
     held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
-    fed, ledger = _connected(problem, held, budgets, request.seed if seed is None else seed)
+    fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap)
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
@@ -65,16 +66,28 @@ def profile_data(request: Request) -> dict:
     labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
     budgets = budgets_of(request, records, gaussian=True)
     problem = Problem(*find_model("linear", len(names), 0))  # a gate has a model even where nobody asks about it
-    fed, ledger = _connected(problem, records, budgets, request.seed)
+    fed, ledger = _connected(problem, records, budgets, request.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
 
-def _connected(problem: Problem, records: Records, budgets: list[Budget], seed: int | None) -> tuple[Federation, MemoryLedger]:
+def _connected(
+    problem: Problem, records: Records, budgets: list[Budget], seed: int | None, purpose: str
+) -> tuple[Federation, MemoryLedger]:
+    """One seed has another noise for every purpose and budget: of two answers with one and the same noise the difference has none."""
     ledger = MemoryLedger(GDP(), budgets, records.counts)
-    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E)
+    asked = int.from_bytes(hashlib.sha256(f"{purpose} {budgets!r}".encode()).digest(), "big")
+    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E, asked)
     gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+def _evaluations(folder: Path) -> int:
+    """How many there were before."""
+    try:
+        return len((folder / "evaluations.jsonl").read_text("utf-8").splitlines())
+    except FileNotFoundError:
+        return 0
 
 
 def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:

@@ -80,6 +80,15 @@ def test_no_two_evaluations_share_their_noise(trained, tmp_path):
     assert first != second
 
 
+def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
+    (tmp_path / "m.py").write_text("from torch import nn\ndef build(features, outputs): return nn.Linear(features, outputs)\n")
+    monkeypatch.chdir(tmp_path)
+    told = ("--silo", write_csv(tmp_path / "a.csv", 200, 0), "--model", "m.py:build", "--algorithm", "mb-sgd", "--rounds", 3)
+    silodp("train", *told, "--held-out", 0.25, "--out", tmp_path / "run")
+    monkeypatch.chdir("/")
+    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss", "accuracy", "auc"}
+
+
 def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     files = write_csv(tmp_path / "a.csv", 300, 0)
     silodp(

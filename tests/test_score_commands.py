@@ -89,6 +89,18 @@ def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
     assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss", "accuracy", "auc"}
 
 
+def test_figures_are_named_by_the_schemas_task(tmp_path):
+    write_csv(tmp_path / "a.csv", 100, 0)
+    columns = "".join(f'[columns.{name}]\ntype = "number"\nrange = [-9, 9]\n' for name in "ab")
+    label = '[label]\ntask = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]\n'
+    (tmp_path / "s.toml").write_text(columns + label)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "a.csv").write_text("\n".join(f"{line},{k % 5 if k else 't'}" for k, line in enumerate(lines)) + "\n")
+    told = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2)
+    silodp("train", *told, "--held-out", 0.3, "--out", tmp_path / "run")
+    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss"}
+
+
 def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     files = write_csv(tmp_path / "a.csv", 300, 0)
     silodp(

@@ -53,7 +53,10 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
     problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes, schema)
     held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
-    found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap)
+    found = score(
+        fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
+        label=schema.label if schema else None,
+    )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
     with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:

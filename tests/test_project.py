@@ -10,22 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 
 from silodp.cli import main
 from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian, Histogram, MissingRates, Moments, Query
 from silodp.core.schema import Schema
 from silodp.federation_commands import _card, _problem
 from silodp.server.conduct import agree
-from silodp.silo import daemon, demo
+from silodp.silo import daemon, demo, lattice
 from silodp.silo.daemon import approved_problem, find_schema, read_records
 from silodp.silo.door import Door
 from silodp.silo.durable import DurableLedger
+from silodp.silo.exact import Exact
 from silodp.silo.policy import Place, Policy
-from silodp.silo.records import Records
 from silodp.silo.schema import read_table
 from silodp.silo.silo_commands import provision
+from silodp.silo.simulated import Simulated
 
 
 @pytest.fixture
@@ -240,7 +243,36 @@ def door(policy: str, registry: Path) -> Door:
     schema = find_schema(place)
     held = read_records(place, schema)
     problem, ledger = approved_problem(place, held.x.shape[1], schema), DurableLedger.open(Path(place.ledger))
-    return Door(Policy.load(policy), problem, Records.of([(held.x, held.y)]), ledger, known_by=held.known_by, registry=registry)
+    return Door(Policy.load(policy), problem, held.records(), ledger, known_by=held.known_by, registry=registry)
+
+
+def test_a_gate_tells_missing_rates_though_the_schema_fills_values_in(trial, monkeypatch):
+    """And means are of the values that there are; a feature that says what is missing is itself never missing."""
+    (trial / "s.toml").write_text(
+        '[columns.a]\ntype = "number"\nrange = [0, 8]\nmissing = 8\nindicator = true\n[columns.b]\ntype = "category"\ncategories = ["u", "v"]\n'
+        'missing = "own"\n[columns.c]\ntype = "boolean"\n[label]\ncolumn = "label"\ntask = "binary"\nclasses = ["0", "1"]\n'
+    )
+    (trial / "holes.csv").write_text(
+        "a,b,c,label\n" + "".join(f"{'' if i % 4 else 2},{'' if i % 2 else 'u'},1,{i % 2}\n" for i in range(40))
+    )
+    place = Place.load(gate(trial, "west", name="holes", data=trial / "holes.csv", schema=trial / "s.toml").policy)
+    schema = find_schema(place)
+    held = read_records(place, schema)
+    problem = approved_problem(place, held.x.shape[1], schema)
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+
+    class Quiet(Simulated):
+        def _noisy(self, mean, mechanism, silos):
+            return mean
+
+    for answerer in (Exact(problem, held.records(), partition=lambda *_: np.arange(40)), Quiet(problem, held.records(), [0])):
+        rates, moments, bins = (
+            answerer.answer(Query(statistic, Gaussian("a", 4.0, 1.0)), [0])[0, 0].numpy()
+            for statistic in (MissingRates(6), Moments(-torch.ones(6), torch.ones(6)), Histogram(torch.tensor([0.5]), 6))
+        )
+        np.testing.assert_allclose(rates, [0.75, 0, 0.5, 0.5, 0, 0], atol=1e-5)
+        np.testing.assert_allclose(moments[[0, 1, 2]], [0.25 * -0.5, 0.75, 0.5], atol=1e-4)
+        np.testing.assert_allclose(bins.reshape(6, 2).sum(1), [0.25, 1, 0.5, 0.5, 1, 1], atol=1e-4)
 
 
 def test_silos_and_server_approve_one_schema(trial):

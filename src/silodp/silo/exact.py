@@ -119,6 +119,9 @@ class Exact:
                 answer = self._local_steps(statistic, mechanism)
             case Cells() as statistic:
                 answer = self._cells(statistic, mechanism)
+            case Histogram() | Moments() as statistic:  # a value that was filled in is none of the record's
+                source = self._x.masked_fill(self._absent, math.nan)
+                answer = self._release(self._rows_of(statistic), mechanism, statistic.shape[-1], source=source)
             case _:
                 answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
         return answer.nan_to_num().reshape(1, 1, -1)

@@ -39,6 +39,7 @@ class Table:
     x: np.ndarray  # (n, features) float32, within [-1, 1]
     y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
     raw: tuple[np.ndarray, np.ndarray]
+    missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
 
 
 def read_table(path: Path, schema: Schema) -> Table:
@@ -50,9 +51,10 @@ def read_table(path: Path, schema: Schema) -> Table:
     _check_columns(path, cells, schema)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-    x = np.column_stack([_features(path, column, cells[column.name]) for column in schema.columns])
+    each = [_features(path, column, cells[column.name]) for column in schema.columns]
+    x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
     first, *rest = (_raw(cells[name]) for name in sorted(cells))
-    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first))
+    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first), missing)
 
 
 def _raw(cells: np.ndarray) -> np.ndarray:
@@ -85,11 +87,20 @@ def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> 
         raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
 
 
-def _features(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
-    """(n, features of the column), float64, within [-1, 1]."""
+def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
     if column.type == "category":
         codes = _codes(path, column.name, cells, column.categories, gone=column.missing is not None, other=OTHER in column.categories)
-        return (codes[:, None] == [*range(len(column.categories)), *([GONE] if column.missing else [])]).astype(float)
+        values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
+        missing, said = codes == GONE, column.missing is not None
+    else:
+        filled, missing = _filled(path, column, cells)
+        values, said = filled[:, None], column.indicator
+    gone = np.repeat(missing[:, None], values.shape[1], axis=1)
+    return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
+
+
+def _filled(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if column.type == "boolean":
         codes = _booleans(path, column.name, cells, gone=column.missing is not None)
         missing, values = codes == GONE, 2.0 * codes - 1
@@ -97,8 +108,7 @@ def _features(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
     else:
         numbers, missing = _numbers(path, column.name, cells, gone=column.missing is not None)
         values, fill = _scaled(numbers, column.range), _scaled(np.array(column.missing or 0.0), column.range)
-    filled = np.where(missing, fill, values)
-    return np.column_stack([filled, missing]) if column.indicator else filled[:, None]
+    return np.where(missing, fill, values), missing
 
 
 def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:

@@ -10,22 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 
 from silodp.cli import main
 from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian, Histogram, MissingRates, Moments, Query
 from silodp.core.schema import Schema
 from silodp.federation_commands import _card, _problem
 from silodp.server.conduct import agree
-from silodp.silo import daemon, demo
+from silodp.silo import daemon, demo, lattice
 from silodp.silo.daemon import approved_problem, find_schema, read_records
 from silodp.silo.door import Door
 from silodp.silo.durable import DurableLedger
+from silodp.silo.exact import Exact
 from silodp.silo.policy import Place, Policy
-from silodp.silo.records import Records
 from silodp.silo.schema import read_table
 from silodp.silo.silo_commands import provision
+from silodp.silo.simulated import Simulated
 
 
 @pytest.fixture
@@ -95,9 +98,19 @@ def test_made_up_people_depend_on_the_seed_alone():
     assert demo.csv_text("west", 3) == demo.csv_text("west", 3) != demo.csv_text("west", 4)
 
 
+def test_a_first_line_that_may_be_a_record_goes_nowhere(silodp, tmp_path):
+    """A file of texts alone, without a header."""
+    (tmp_path / "clinic.csv").write_text("jane roe,female,hiv positive,died\njohn doe,male,healthy,alive\n")
+    for words in ((), ("--label", "outcome"), ("--type", "sex=category"), ("--label", "died")):
+        code, out, err = silodp("init", "study", "--from", "clinic.csv", *words)
+        assert code == (0 if "died" in words else 2)
+        written = "".join(path.read_text() for path in (tmp_path / "study").glob("*"))
+        assert not any(cell in out + err + written for cell in ("jane", "female", "positive"))
+
+
 def test_a_draft_has_the_names_of_the_header_and_nothing_of_a_record(silodp, tmp_path):
     (tmp_path / "clinic.csv").write_text("age,blood group,id,died\n4711,canary-a,0815,secret\n4712,canary-b,0816,secret\n")
-    words = ("--from", "clinic.csv", "--type", "age=number", "--type", "id=ignore", "--label", "died")
+    words = ("--from", "clinic.csv", "--type", "age=number", "--type", "id=ignore", "--columns", "blood group", "--label", "died")
     code, out, _ = silodp("init", "study", *words)
     assert code == 0
     assert "public knowledge" in out
@@ -133,8 +146,8 @@ MISTAKES = [
     (("init", "p", "--from", "absent.csv"), "absent.csv does not exist"),
     (("init", "p", "--from", "bare.csv"), "seems to have no header"),
     (("init", "p", "--from", "a.csv", "--type", "age=float"), "it must be COLUMN=number, COLUMN=category"),
-    (("init", "p", "--from", "a.csv", "--type", "size=number"), "there is no column 'size'; the columns are 'age', 'ill'"),
-    (("init", "p", "--from", "a.csv", "--label", "size"), "there is no column 'size'"),
+    (("init", "p", "--from", "a.csv", "--type", "size=number"), "a.csv has no column 'size' in its first line"),
+    (("init", "p", "--from", "a.csv", "--label", "size"), "a.csv has no column 'size' in its first line"),
     (("init", "p", "--demo", "--seed", "-1"), "seed is -1"),
     (("train", "--project", "absent"), "absent has no silodp.toml"),
     (("train", "--project", "broken"), "is not TOML"),
@@ -208,7 +221,7 @@ def test_a_cnn_learns_from_folders_of_images(silodp, tmp_path):
             for i in range(n):
                 picture = draw.integers(0, 60, (8, 8)).astype(np.uint8)
                 picture[:, 4 * k : 4 * k + 4] += 150
-                Image.fromarray(picture).save(tmp_path / silo / name / f"{i}.png")
+                Image.fromarray(picture).save(tmp_path / silo / name / f"{2 * i + k}.png")
     (tmp_path / "s.toml").write_text(
         '[images]\nheight = 8\nwidth = 8\nchannels = 1\nresize = false\n[label]\ntask = "binary"\nclasses = ["left", "right"]\n'
     )
@@ -240,7 +253,36 @@ def door(policy: str, registry: Path) -> Door:
     schema = find_schema(place)
     held = read_records(place, schema)
     problem, ledger = approved_problem(place, held.x.shape[1], schema), DurableLedger.open(Path(place.ledger))
-    return Door(Policy.load(policy), problem, Records.of([(held.x, held.y)]), ledger, known_by=held.known_by, registry=registry)
+    return Door(Policy.load(policy), problem, held.records(), ledger, known_by=held.known_by, registry=registry)
+
+
+def test_a_gate_tells_missing_rates_though_the_schema_fills_values_in(trial, monkeypatch):
+    """And means are of the values that there are; a feature that says what is missing is itself never missing."""
+    (trial / "s.toml").write_text(
+        '[columns.a]\ntype = "number"\nrange = [0, 8]\nmissing = 8\nindicator = true\n[columns.b]\ntype = "category"\ncategories = ["u", "v"]\n'
+        'missing = "own"\n[columns.c]\ntype = "boolean"\n[label]\ncolumn = "label"\ntask = "binary"\nclasses = ["0", "1"]\n'
+    )
+    (trial / "holes.csv").write_text(
+        "a,b,c,label\n" + "".join(f"{'' if i % 4 else 2},{'' if i % 2 else 'u'},1,{i % 2}\n" for i in range(40))
+    )
+    place = Place.load(gate(trial, "west", name="holes", data=trial / "holes.csv", schema=trial / "s.toml").policy)
+    schema = find_schema(place)
+    held = read_records(place, schema)
+    problem = approved_problem(place, held.x.shape[1], schema)
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+
+    class Quiet(Simulated):
+        def _noisy(self, mean, mechanism, silos):
+            return mean
+
+    for answerer in (Exact(problem, held.records(), partition=lambda *_: np.arange(40)), Quiet(problem, held.records(), [0])):
+        rates, moments, bins = (
+            answerer.answer(Query(statistic, Gaussian("a", 4.0, 1.0)), [0])[0, 0].numpy()
+            for statistic in (MissingRates(6), Moments(-torch.ones(6), torch.ones(6)), Histogram(torch.tensor([0.5]), 6))
+        )
+        np.testing.assert_allclose(rates, [0.75, 0, 0.5, 0.5, 0, 0], atol=1e-5)
+        np.testing.assert_allclose(moments[[0, 1, 2]], [0.25 * -0.5, 0.75, 0.5], atol=1e-4)
+        np.testing.assert_allclose(bins.reshape(6, 2).sum(1), [0.25, 1, 0.5, 0.5, 1, 1], atol=1e-4)
 
 
 def test_silos_and_server_approve_one_schema(trial):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,38 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
         assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + mu[1] ** 2, rel=1e-4)
         assert mu[3] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_no_two_evaluations_share_their_noise(trained, tmp_path):
+    """Neither by the seed of the run, nor by one given twice: their difference would be free of noise."""
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
+    asked = [(1e6, 5), (2, 5), (2, 5), (1, 5)]
+    truth, *seeded = (silodp("evaluate", run, "--epsilon", e, "--seed", seed)["scores"][1]["figures"]["loss"] for e, seed in asked)
+    units = sorted((figure["value"] - truth["value"]) / figure["noise"] for figure in seeded)
+    assert min(np.diff(units)) > 0.05
+    first, second = (silodp("evaluate", run, "--epsilon", 2)["scores"] for _ in range(2))
+    assert first != second
+
+
+def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
+    (tmp_path / "m.py").write_text("from torch import nn\ndef build(features, outputs): return nn.Linear(features, outputs)\n")
+    monkeypatch.chdir(tmp_path)
+    told = ("--silo", write_csv(tmp_path / "a.csv", 200, 0), "--model", "m.py:build", "--algorithm", "mb-sgd", "--rounds", 3)
+    silodp("train", *told, "--held-out", 0.25, "--out", tmp_path / "run")
+    monkeypatch.chdir("/")
+    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss", "accuracy", "auc"}
+
+
+def test_figures_are_named_by_the_schemas_task(tmp_path):
+    write_csv(tmp_path / "a.csv", 100, 0)
+    columns = "".join(f'[columns.{name}]\ntype = "number"\nrange = [-9, 9]\n' for name in "ab")
+    label = '[label]\ntask = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]\n'
+    (tmp_path / "s.toml").write_text(columns + label)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    (tmp_path / "a.csv").write_text("\n".join(f"{line},{k % 5 if k else 't'}" for k, line in enumerate(lines)) + "\n")
+    told = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2)
+    silodp("train", *told, "--held-out", 0.3, "--out", tmp_path / "run")
+    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss"}
 
 
 def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
@@ -189,10 +222,10 @@ def clinic(tmp_path_factory):
     about = {"label": "label", "name": "clinic", "epsilon": 8.0, "model": "logistic", "askers": [asker], "held_out": 0.25}
     made = provision(folder / "silo", data=data, registry=folder / "registry", **about)
     policy, place = Policy.load(made.policy), Place.load(made.policy)
-    x, y, _ = read_records(place)
-    problem, ledger = approved_problem(place, x.shape[1]), DurableLedger.open(Path(place.ledger))
+    held = read_records(place, None)
+    problem, ledger = approved_problem(place, held.x.shape[1], None), DurableLedger.open(Path(place.ledger))
     about = {"signing_key": read_key(place.key), "registry": folder / "registry", "held_out": place.held_out}
-    door = Door(policy, problem, Records.of([(x, y)]), ledger, **about)
+    door = Door(policy, problem, Records.of([(held.x, held.y)]), ledger, **about)
     return Card.of(json.loads((folder / "silo/silo.json").read_text())), policy, ledger, door
 
 

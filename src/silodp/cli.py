@@ -436,7 +436,9 @@ def train(
     output_rule: Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail.")] = "last",
     user_level: Annotated[bool, typer.Option("--user-level", help="Budgets are for a whole silo, not for a record.")] = False,
     seed: Annotated[int | None, typer.Option(help="Fixes all randomness: for research only, since known noise protects nobody.")] = None,
-    held_out: Annotated[float, typer.Option(help="Share of each silo's records kept out of training, for `silodp evaluate`.")] = 0.0,
+    held_out: Annotated[
+        float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
+    ] = 0.0,
     data_dir: DataDir = None,
     out_dir: Out = None,
     as_json: Json = False,

@@ -68,7 +68,9 @@ def up(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
-    held_out: Annotated[float, typer.Option(help="Share of each silo's records kept out of training, for `federation evaluate`.")] = 0.0,
+    held_out: Annotated[
+        float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
+    ] = 0.0,
     allow_profile: Annotated[
         bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
     ] = False,

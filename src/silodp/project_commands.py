@@ -170,11 +170,15 @@ def read_project(folder: Path) -> dict[str, Any]:
 def init(
     folder: Annotated[Path, typer.Argument(help="The project's folder; made if it is not there.", show_default=False)],
     source: Annotated[
-        Path | None, typer.Option("--from", help="A silo's file: the names in its header, and nothing else of it, go into the schema.")
+        Path | None,
+        typer.Option(
+            "--from", help="A silo's file, whose header has the names given by --type, --columns and --label; only these are written."
+        ),
     ] = None,
     types: Annotated[
         list[str] | None, typer.Option("--type", help="COLUMN=number, category, boolean or ignore, from what is known; may be repeated.")
     ] = None,
+    columns: Annotated[str, typer.Option(help="More columns of the file, such as age,sex, whose types are filled in later.")] = "",
     label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
     model: Annotated[str | None, typer.Option(help="linear, logistic, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
@@ -198,7 +202,9 @@ def init(
         files["schema.toml"] = made_up.SCHEMA
         files |= {f"data/{name}.csv": made_up.csv_text(name, seed) for name in (*made_up.HOSPITALS, "test")}
     else:
-        files["schema.toml"] = draft(_names(source), dict(map(_typed, types or ())), label)
+        said = dict(map(_typed, types or ()))
+        known = [*said, *(name.strip() for name in columns.split(",") if name.strip()), *([label] if label else [])]
+        files["schema.toml"] = draft(_names(source, known), said, label)
     silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")
     test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
@@ -222,7 +228,7 @@ def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
         if name not in names:
             raise BadInput(f"there is no column {name!r}; the columns are {', '.join(map(repr, names))}")
     ignored = [name for name in names if types.get(name) == "ignore"]
-    said = "# The names below are those of one file's header; nothing else of that file was looked at.\n"
+    said = "# The names below were given by hand, and are in one file's header; nothing of that file was copied.\n"
     lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)))]
     for name in [name for name in names if name not in ignored and name != label] or ["NAME"]:
         kind = types.get(name, "")
@@ -231,7 +237,9 @@ def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     return "\n".join(lines) + LABEL.format(column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN)
 
 
-def _names(source: Path | None) -> list[str]:
+def _names(source: Path | None, known: list[str]) -> list[str]:
+    """The names that the user gave, in the header's order. No other goes into the draft, which is public, or into a sentence: what stands
+    first in a file without a header is a record."""
     if source is None:
         return []
     from silodp.silo.files import header
@@ -239,7 +247,18 @@ def _names(source: Path | None) -> list[str]:
     names = header(source)
     if any(re.fullmatch(r"[-+.\d][-+.,\d]*(e[-+]?\d+)?", name, re.IGNORECASE) or not name for name in names):
         raise BadInput(f"{source} seems to have no header, for a column has a number or nothing for a name; give each column a name")
-    return names
+    if not known:
+        raise BadInput(
+            f"name the columns of {source} by --type or --columns, and --label: its first line may be a record, and is not copied"
+        )
+    for name in known:
+        if name not in names:
+            raise BadInput(f"{source} has no column {name!r} in its first line; is that line a header of names, separated by commas?")
+    if left := len(set(names) - set(known)):
+        out.print(
+            f"Columns of {source} that were not named, and are not in the draft: {left}. Add them by --type or --columns, or by hand."
+        )
+    return [name for name in names if name in known]
 
 
 def _typed(word: str) -> tuple[str, str]:

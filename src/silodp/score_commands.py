@@ -39,7 +39,8 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
     as_json: Json = False,
 ) -> None:
-    """How good a run's model is on held-out records, by one priced release of each silo: loss, accuracy, AUC, or errors of a number.
+    """How good a run's model is on held-out records, by one priced release of each silo: loss, accuracy, AUC, or errors of a number,
+    and of survival times the loss.
 
     Every evaluation costs; what training and evaluations cost together is in the run's spent.json.
 
@@ -112,6 +113,7 @@ def federation_evaluate(
     import torch
     from safetensors.torch import load_file
 
+    from silodp.core.schema import Schema
     from silodp.server.scoring import as_rows, gaussian_for, score
 
     place = run or _run_folder(folder.resolve() / "runs", resume=True)
@@ -126,9 +128,10 @@ def federation_evaluate(
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
     asked = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
     fed = _remote(folder, cards, asked, deadline)
+    label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
     found = score(
         fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
-        classes=len(cards[0].classes), bins=bins, cap=cap,
+        classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
     )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": str(place)}
     if as_json:

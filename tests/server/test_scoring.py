@@ -9,9 +9,10 @@ from torch import nn
 
 from silodp.core.accounting import GDP, Budget
 from silodp.core.errors import BadInput
-from silodp.core.losses import cross_entropy, logistic, squared_error
+from silodp.core.losses import Hazard, cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 from silodp.core.query import Gaussian
+from silodp.core.schema import Label
 from silodp.server.federation import Absent, Everyone, Federation
 from silodp.server.profile import profile, releases
 from silodp.server.scoring import auc, gaussian_for, score
@@ -74,6 +75,28 @@ def test_of_a_number_errors_are_clipped_and_in_its_unit():
     assert set(row.figures) == {"squared error", "absolute error"}
     assert row.figures["squared error"].value == pytest.approx((error**2).mean(), rel=1e-4)
     assert row.figures["absolute error"].value == pytest.approx(error.mean(), rel=1e-4)
+
+
+def test_a_number_that_the_schema_scales_is_scored_in_its_own_unit():
+    data, problem = silos("number"), Problem(nn.Linear(FEATURES, 1), squared_error)
+    label = Label("regression", ("days",), range=(0.0, 30.0))  # 15 days are 1 to the silos
+    asked = ASKED | {"classes": 0, "cap": 20.0}
+    (row, *_) = score(connected(problem, data)[0], W, Gaussian("s", 1.0, 0.0), **asked, label=label)
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    error = np.minimum(15 * np.abs(x @ W[0, :2].numpy() + W[0, 2].item() - y), 20.0)
+    assert row.figures["squared error"].value == pytest.approx((error**2).mean(), rel=1e-4)
+    assert row.figures["absolute error"].value == pytest.approx(error.mean(), rel=1e-4)
+
+
+def test_of_survival_times_there_is_a_loss_and_nothing_else():
+    problem = Problem(nn.Linear(FEATURES, 3), Hazard(3))
+    data = [(x, np.arange(len(x)) % 7) for x, _ in silos()]
+    label = Label("survival", ("t", "died"), edges=(1.0, 2.0, 3.0))
+    w = problem.initial([0])
+    (row, *_) = score(connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 0}, label=label)
+    x, y = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*data, strict=True))
+    assert set(row.figures) == {"loss"}
+    assert row.figures["loss"].value == pytest.approx(float(problem.losses(w, x, y).clamp(max=3.0).mean()), rel=1e-4)
 
 
 def test_of_many_classes_there_is_accuracy_and_no_auc():

@@ -26,7 +26,8 @@ number and their order are a function of the schema alone; `text` is its one spe
     classes = ["no", "yes"]
     weights = [0.25, 1]                           # optional, public; with the largest at 1, since what the clip cuts off is not weighed
 
-Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize, and a folder for each class.
+Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize, and a folder for each class. Their order is
+that of the files' names, all different; rows of a file keep theirs, and must not be sorted by a value: a record's position decides its batch.
 """
 
 from __future__ import annotations

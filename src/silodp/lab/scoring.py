@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -17,6 +18,8 @@ from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
+from silodp.core.schema import Schema
+from silodp.core.task import Task
 from silodp.lab.local import find_model
 from silodp.lab.training import Request, budgets_of, load_records, read_request
 from silodp.server.federation import Everyone, Federation
@@ -46,10 +49,14 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
     budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
     _, held = split_records(records, request.held_out)
-    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
+    schema = Schema.load(request.schema) if request.schema else None
+    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes, schema)
     held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
-    fed, ledger = _connected(problem, held, budgets, request.seed if seed is None else seed)
-    found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap)
+    fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
+    found = score(
+        fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
+        label=schema.label if schema else None,
+    )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
     (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")  # the price first: no answer is kept unpaid
@@ -64,21 +71,34 @@ def profile_data(request: Request) -> dict:
     names = features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
     labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
     budgets = budgets_of(request, records, gaussian=True)
-    problem = Problem(*find_model("linear", len(names), 0))  # a gate has a model even where nobody asks about it
-    fed, ledger = _connected(problem, records, budgets, request.seed)
+    problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
+    fed, ledger = _connected(problem, records, budgets, request.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
 
-def _connected(problem: Problem, records: Records, budgets: list[Budget], seed: int | None) -> tuple[Federation, MemoryLedger]:
+def _connected(
+    problem: Problem, records: Records, budgets: list[Budget], seed: int | None, purpose: str
+) -> tuple[Federation, MemoryLedger]:
+    """One seed has another noise for every purpose and budget: of two answers with one and the same noise the difference has none."""
     ledger = MemoryLedger(GDP(), budgets, records.counts)
-    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E)
+    asked = int.from_bytes(hashlib.sha256(f"{purpose} {budgets!r}".encode()).digest(), "big")
+    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E, asked)
     gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), Everyone(len(records))), ledger
 
 
-def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    problem = Problem(*find_model(request.model, features, classes), by_name(request.prox))
+def _evaluations(folder: Path) -> int:
+    """How many there were before."""
+    try:
+        return len((folder / "evaluations.jsonl").read_text("utf-8").splitlines())
+    except FileNotFoundError:
+        return 0
+
+
+def _model(folder: Path, request: Request, features: int, classes: int, schema: Schema | None) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    task, shape = (schema.task, schema.shape) if schema else (Task.plain(classes), ())
+    problem = Problem(*find_model(request.model, features, task, shape), by_name(request.prox))
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping

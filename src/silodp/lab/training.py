@@ -105,7 +105,8 @@ def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int
 def _write_request(request: Request) -> None:
     """request.json: what `silodp evaluate` needs to find the same held-out records again; which they are follows from their position."""
     files = {name: path.resolve() for name in ("schema", "test") if (path := getattr(request, name))}
-    words = asdict(request) | {"silos": [path.resolve() for path in request.silos]} | files
+    model = Path(request.model).resolve() if ".py:" in request.model else request.model
+    words = asdict(request) | {"silos": [path.resolve() for path in request.silos], "model": model} | files
     (request.folder / "request.json").write_text(json.dumps(words, indent=1, default=str) + "\n")
 
 

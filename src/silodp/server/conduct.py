@@ -212,7 +212,7 @@ class _Tally:
 
     def _look(self, told: Told, answers: Mapping[str, Answer]) -> None:
         silos = [i for i, card in enumerate(self._cards) if card.name in answers]
-        names, counts = [card.name for card in self._cards], [card.records for card in self._cards]
+        names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
         values = torch.cat([answers[names[i]].value for i in silos]) if silos else torch.zeros(0, told.query.statistic.shape[-1])
         used = {name: 1 - share for name, share in self.left().items()}
         line = {"round": self._iterates + 1, "used": used, "epsilon": self._spent(), "dropped": told.dropped}

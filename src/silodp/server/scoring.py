@@ -17,6 +17,7 @@ from torch import Tensor
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.query import CLIP_TOLERANCE, Gaussian, Query, Score, Statistic
+from silodp.core.schema import Label
 from silodp.server.federation import Absent, Port
 
 Z = 1.959964
@@ -71,26 +72,41 @@ def noise_of(statistic: Statistic, mechanism: Gaussian, records: int, silo: int)
 
 
 def score(
-    fed: Port, w: Tensor, mechanism: Gaussian, *, names: Sequence[str], held_out: Sequence[int], classes: int, bins: int, cap: float
+    fed: Port,
+    w: Tensor,
+    mechanism: Gaussian,
+    *,
+    names: Sequence[str],
+    held_out: Sequence[int],
+    classes: int,
+    bins: int,
+    cap: float,
+    label: Label | None = None,
 ) -> list[Scores]:
     """Figures over all held-out records of the silos that answer, and of each; `held_out` is the public number of each silo's.
 
-    With two classes there is an AUC, from `bins` bins of the predicted probability.
+    With two classes there is an AUC, from `bins` bins of the predicted probability. A schema's `label` says whether it is a survival time,
+    of which there is a loss alone, and gives a number its own unit: the silos scale its public range to [-1, 1].
     """
     if not cap > 0 or not 1 <= bins <= 512:
         raise BadInput(f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins")
-    statistic = Score(w, bins if classes == 2 else 0, cap)
+    survival, unit = label is not None and label.task == "survival", 1.0
+    if label is not None and label.task == "regression":
+        unit = (label.range[1] - label.range[0]) / 2
+    statistic = Score(w, bins if classes == 2 else 0, cap / unit)
     released = ask_each(fed, statistic, mechanism)
     noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
     total = sum(held_out[i] for i in released)
     weight = {i: held_out[i] / total for i in released}
     pooled = sum((weight[i] * value for i, value in released.items()), np.zeros(statistic.shape[-1]))
     spread = math.sqrt(sum((weight[i] * noise[i]) ** 2 for i in released))
-    rows = [Scores("all", total, _figures(pooled, spread, total, classes, cap))]
-    return rows + [Scores(names[i], held_out[i], _figures(v, noise[i], held_out[i], classes, cap)) for i, v in released.items()]
+    rows = [Scores("all", total, _figures(pooled, spread, total, classes, cap, survival))]
+    return rows + [Scores(names[i], held_out[i], _figures(v, noise[i], held_out[i], classes, cap, survival)) for i, v in released.items()]
 
 
-def _figures(value: np.ndarray, noise: float, n: int, classes: int, cap: float) -> dict[str, Figure]:
+def _figures(value: np.ndarray, noise: float, n: int, classes: int, cap: float, survival: bool) -> dict[str, Figure]:
+    if survival:
+        return {"loss": _bounded(value[0], noise, n, cap)}
     if not classes:
         return {"squared error": _bounded(value[0], noise, n, cap**2), "absolute error": _bounded(value[1], noise, n, cap)}
     found = {"loss": _bounded(value[0], noise, n, cap), "accuracy": _bounded(value[1], noise, n, 1.0)}

@@ -11,10 +11,11 @@ import hashlib
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
@@ -46,6 +47,10 @@ class Held:
     y: np.ndarray
     features: tuple[str, ...]
     known_by: tuple[np.ndarray, np.ndarray]
+    missing: np.ndarray | None = None  # as x: where the schema had a value filled in
+
+    def records(self) -> Records:
+        return replace(Records.of([(self.x, self.y)]), missing=None if self.missing is None else torch.from_numpy(self.missing)[None])
 
 
 def find_schema(place: Place) -> Schema | None:
@@ -63,7 +68,7 @@ def read_records(place: Place, schema: Schema | None) -> Held:
     try:
         if schema:
             table = read_table(Path(place.data), schema)
-            return Held(table.x, table.y, schema.features, table.raw)
+            return Held(table.x, table.y, schema.features, table.raw, table.missing)
         loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
     except BadInput as error:
         raise BadInput(str(error).rstrip(".") if schema else _without_values(str(error), place)) from None
@@ -183,7 +188,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
-            policy, problem, Records.of([(held.x, held.y)]), ledger,
+            policy, problem, held.records(), ledger,
             held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
         )  # fmt: skip
         log.follow(ledger)

@@ -122,6 +122,9 @@ class Exact:
                 answer = self._local_steps(statistic, mechanism)
             case Cells() as statistic:
                 answer = self._cells(statistic, mechanism)
+            case Histogram() | Moments() as statistic:  # a value that was filled in is none of the record's
+                source = self._x.masked_fill(self._absent, math.nan)
+                answer = self._release(self._rows_of(statistic), mechanism, statistic.shape[-1], source=source)
             case _:
                 answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
         return answer.nan_to_num().reshape(1, 1, -1)
@@ -193,7 +196,7 @@ class Exact:
         random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
         clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
         together = _together(rows, self._x, self._y)
-        size = max(1, _CHUNK // dim) if together else 1
+        size = self._at_once(dim) if together else 1
         for start in range(0, len(chosen), size):
             at = torch.from_numpy(chosen[start : start + size])
             try:
@@ -231,12 +234,16 @@ class Exact:
         """S, exactly."""
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
         together = _together(rows, source, self._y)
-        size = max(1, _CHUNK // dim) if together else 1
+        size = self._at_once(dim) if together else 1
         for start in range(0, len(chosen), size):
             at = torch.from_numpy(chosen[start : start + size])
             floats = _rows(rows, _wide(source[at]), _wide(self._y[at]), dim)
             total += (quantised(floats, clip, gamma) if numbers is None else levelled(floats, numbers, gamma)).sum(0)
         return total.numpy()
+
+    def _at_once(self, dim: int) -> int:
+        """Records in a chunk: what a score makes on its way, features and layers, is longer than the score itself."""
+        return max(1, _CHUNK // max(dim, self.problem.dim, self.features))
 
     def _gradients(self, points: list[Tensor]) -> Rows:
         """grad f0(w, x) of each record in float64, or its difference between two points."""

@@ -249,9 +249,9 @@ def _check_columns(path: Path, names: list[str], label: str) -> None:
 def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -> np.ndarray:
     """The column as finite float32, or a refusal that names the first cell that is not one."""
     if values.dtype.kind in "biuf":
-        numbers = values
+        numbers = values.astype(np.float64)
     elif values.dtype.kind in "OUST":
-        numbers = np.asarray(pd.to_numeric(pd.Series(values, dtype=object), errors="coerce"), np.float64)
+        numbers = np.array([number(value) for value in values], np.float64)
     else:
         numbers = np.full(len(values), np.nan)
     with np.errstate(over="ignore"):
@@ -301,8 +301,23 @@ def as_text(value: Any) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+def number(value: Any) -> float:
+    """The nearest float64 to a cell, or NaN; the cell alone decides, where pandas would choose a way for the column by all its cells."""
+    if isinstance(value, bool | int):
+        return float(value)
+    text = as_text(value).strip()
+    try:
+        return float(text) if text.isascii() and "_" not in text else np.nan
+    except ValueError:
+        return np.nan
+
+
 def _column(table: pa.Table, i: int) -> np.ndarray:
-    return table.column(i).to_pandas().to_numpy()
+    """The column's cells, each made from itself alone: a null must not turn the integers, or category codes, of other rows into floats."""
+    column = table.column(i)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.to_pandas(integer_object_nulls=True).to_numpy()
 
 
 def _repeated(items: Sequence[Any]) -> Any:

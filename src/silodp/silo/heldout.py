@@ -1,5 +1,8 @@
 """Which of a silo's records are held out: a public rule of the position and n alone, so that no value decides, or moves, any record's part.
 
+The position must not follow from values either: rows sorted by a value, such as the label, move others along when one of them changes. Keep
+rows in the order in which they came, or by a record number; images are in the order of their files' names.
+
 No price is lowered for the split: what the two parts are asked is charged to one ledger and added up, as if each held all records.
 """
 

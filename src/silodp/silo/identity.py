@@ -2,7 +2,8 @@
 
 A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of its values in sorted order: neither the order of
 rows or columns nor which column is the label matters. A column's mark covers all its values, in sorted order: adding or changing a column changes
-every record, but not the other columns. Values themselves are never stored. Data that was rescaled or retyped throughout cannot be recognised.
+every record, but not the other columns. Values themselves are never stored. Data that was rescaled or retyped
+throughout cannot be recognised, nor images that were packed anew with loss; another kind of file, or of true and false, is seen through.
 
 The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
 """

@@ -11,7 +11,7 @@ from silodp.silo.records import Records
 def histogram_sum(records: Records, edges: Tensor) -> Tensor:
     """(N, features x bins) counts: each feature of a record falls in exactly one bin (non-finite values in none), so its norm is at most
     sqrt(features)."""
-    x = records.x.flatten(2)
+    x = _own(records)
     bins = torch.bucketize(x.contiguous(), edges.to(x))
     inside = torch.isfinite(x) & records.mask.unsqueeze(-1)
     one_hot = torch.zeros(len(records), x.shape[2], len(edges) + 1, dtype=torch.float64)
@@ -21,6 +21,11 @@ def histogram_sum(records: Records, edges: Tensor) -> Tensor:
 
 def moments_sum(records: Records, low: Tensor, high: Tensor) -> Tensor:
     """(N, 2 features): sums of u and u^2, u the feature clamped to its public range and mapped to [-1, 1]; norm at most sqrt(2 features)."""
-    x = records.x.flatten(2).double()
+    x = _own(records).double()
     u = (2 * (x - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0) * records.mask.unsqueeze(-1)
     return torch.cat([u.sum(1), u.square().sum(1)], dim=1)
+
+
+def _own(records: Records) -> Tensor:
+    """(N, n, features): NaN where a value is missing, though one was filled in."""
+    return records.x.masked_fill(records.absent, torch.nan).flatten(2)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.schema import OTHER, Column, Schema
-from silodp.silo.files import MISSING, Loaded, as_text, listed, read_cells, silo_names, where
+from silodp.silo.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
 from silodp.silo.images import read_images
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
@@ -39,6 +39,7 @@ class Table:
     x: np.ndarray  # (n, features) float32, within [-1, 1]
     y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
     raw: tuple[np.ndarray, np.ndarray]
+    missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
 
 
 def read_table(path: Path, schema: Schema) -> Table:
@@ -50,21 +51,26 @@ def read_table(path: Path, schema: Schema) -> Table:
     _check_columns(path, cells, schema)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-    x = np.column_stack([_features(path, column, cells[column.name]) for column in schema.columns])
+    each = [_features(path, column, cells[column.name]) for column in schema.columns]
+    x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
     first, *rest = (_raw(cells[name]) for name in sorted(cells))
-    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first))
+    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first), missing)
 
 
 def _raw(cells: np.ndarray) -> np.ndarray:
-    """A number for each cell: its own, or 24 bits of the hash of its text."""
+    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or 24 bits of the hash of its text in small letters."""
     if cells.dtype.kind in "biuf":
-        return cells.astype(np.float32)
+        return cells.astype(np.float64).astype(np.float32)
     code, texts = _distinct(cells)
-    numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)
-    hashed = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big")) for text in texts]
-    gone = np.array([text.lower() in MISSING for text in texts])
     with np.errstate(over="ignore"):
-        return np.where(np.isnan(numbers) & ~gone, hashed, numbers).astype(np.float32)[code]
+        return np.array([_known_by(text.casefold()) for text in texts], np.float64).astype(np.float32)[code]
+
+
+def _known_by(text: str) -> float:
+    if text in TRUE or text in FALSE:
+        return float(text in TRUE)
+    own = number(text)
+    return own if own == own or text in MISSING else float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
 def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:
@@ -81,11 +87,20 @@ def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> 
         raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
 
 
-def _features(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
-    """(n, features of the column), float64, within [-1, 1]."""
+def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
     if column.type == "category":
         codes = _codes(path, column.name, cells, column.categories, gone=column.missing is not None, other=OTHER in column.categories)
-        return (codes[:, None] == [*range(len(column.categories)), *([GONE] if column.missing else [])]).astype(float)
+        values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
+        missing, said = codes == GONE, column.missing is not None
+    else:
+        filled, missing = _filled(path, column, cells)
+        values, said = filled[:, None], column.indicator
+    gone = np.repeat(missing[:, None], values.shape[1], axis=1)
+    return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
+
+
+def _filled(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if column.type == "boolean":
         codes = _booleans(path, column.name, cells, gone=column.missing is not None)
         missing, values = codes == GONE, 2.0 * codes - 1
@@ -93,8 +108,7 @@ def _features(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
     else:
         numbers, missing = _numbers(path, column.name, cells, gone=column.missing is not None)
         values, fill = _scaled(numbers, column.range), _scaled(np.array(column.missing or 0.0), column.range)
-    filled = np.where(missing, fill, values)
-    return np.column_stack([filled, missing]) if column.indicator else filled[:, None]
+    return np.where(missing, fill, values), missing
 
 
 def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
@@ -117,7 +131,7 @@ def _numbers(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> tuple[n
         missing = np.isnan(numbers)
     else:
         code, texts = _distinct(cells)
-        numbers = np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), np.float64)[code]
+        numbers = np.array([number(text) for text in texts], np.float64)[code]
         missing = np.array([text.lower() in MISSING for text in texts])[code]
     if not gone:
         _refuse(path, name, missing, "the value is missing, which the schema does not allow")
@@ -160,6 +174,7 @@ def _coded(path: Path, name: str, cells: np.ndarray, code: Callable[[str], int],
 
 def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """For each cell the place of its text in a list of different ones; a null is the empty text."""
+    cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
     code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
     return code, [*(as_text(value).strip() for value in found), ""]
 

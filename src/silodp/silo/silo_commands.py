@@ -293,7 +293,9 @@ def init(
     anchor: Annotated[
         Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
     ] = None,
-    held_out: Annotated[float, typer.Option(help="Share of the records that training never sees, for private evaluation.")] = 0.0,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the records that training never sees, by position: do not sort rows by a value.")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Make one silo's policy, key and ledger, and check its data. Writes over nothing.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.query import LocalSteps, Query, Shuffled
+from silodp.core.query import Gaussian, LocalSteps, Query, Shuffled
 from silodp.core.shuffle import Parameters, variance
 from silodp.server.shuffled import analysed
 
@@ -34,6 +34,7 @@ def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequenc
     prox operator did not bend them: step x std x sqrt(steps x d).
     """
     statistic, mechanism = query.statistic, query.mechanism
+    assert isinstance(mechanism, Gaussian)
     multipliers = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).flatten().tolist()
     clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1])
     if isinstance(statistic, LocalSteps):

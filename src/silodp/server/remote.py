@@ -22,7 +22,7 @@ from silodp.core.box import box_length
 from silodp.core.card import Card
 from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import Event, Query, Shared
+from silodp.core.query import Event, Gaussian, Query, Shared
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
 
@@ -148,6 +148,7 @@ class Remote:
         self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
 
     def _frame(self, query: Query, silo: int) -> bytes:
+        assert isinstance(query.mechanism, Gaussian)
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
         own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
         asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))

@@ -105,12 +105,12 @@ def enrol(path: Path, members: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"settings {str(path)!r} cannot be read ({type(error).__name__}); give a shuffler's shuffler.toml") from None
     Settings.of(table | {"roster": roster})
-    line = re.compile(r"^roster = .*$", re.MULTILINE)
-    if len(line.findall(text)) != 1 or tomllib.loads(text := line.sub(f"roster = {_toml(roster)}", text)) != table | {"roster": [*roster]}:
-        raise BadInput(f"settings {str(path)!r} have no single line that begins with 'roster = '; write the pseudonyms into it by hand")
+    new, lines = re.subn(r"^roster = \[.*\]$", f"roster = {_toml(roster)}", text, flags=re.MULTILINE)
+    if lines != 1 or tomllib.loads(new) != table | {"roster": [*roster]}:
+        raise BadInput(f"settings {str(path)!r} have no line of the form 'roster = [...]'; write the pseudonyms into them by hand")
     part = path.with_name(f"{path.name}.part")
     part.touch(mode=0o600)
-    part.write_text(text, "utf-8")
+    part.write_text(new, "utf-8")
     part.replace(path)
     return len(roster)
 

@@ -1,7 +1,7 @@
 """`silodp federation`: a whole federation as real processes on this machine, and the server's run over it or over silos elsewhere.
 
 A federation's folder has federation.json (what was started; stopped.json once it was stopped), asker.key (signs the server's queries), silos/NAME (policy, key, ledger, card
-and socket of a gate), data/NAME.csv (of a built-in set), logs/, engine/ (the engine's own files, and hub.sock), and runs/.
+and socket of a gate), shuffler/ (of a shuffler, where there is one), data/NAME.csv (of a built-in set), logs/, engine/ (the engine's own files, and hub.sock), and runs/.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp import federation_shuffle as shuffle
 from silodp.core.errors import BadInput
 from silodp.project_commands import Project
 
@@ -74,6 +75,7 @@ def up(
     allow_profile: Annotated[
         bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
     ] = False,
+    trust: Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), or shuffle (a shuffler, one more process).")] = "isrl",
     as_json: Json = False,
 ) -> None:
     """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
@@ -92,6 +94,8 @@ def up(
         return _begin(folder, state, as_json)
     if bool(data) == bool(silo):
         raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
+    if trust not in ("isrl", "shuffle"):
+        raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl or shuffle")
     if schema and (data or classes is not None or label != "label"):
         raise BadInput("--schema is for the silos' own files, and has the label and its classes; leave out --data, --label and --classes")
     site = _site(engine)
@@ -110,19 +114,27 @@ def up(
         else None if classes is None else () if classes == "number" else tuple(classes.split(","))
     )  # fmt: skip
     key = _new_key(folder / "asker.key")
-    policies = {}
+    asker, reading = key.public_key().public_bytes_raw().hex(), {"label": "label" if data else label, "classes": declared, "schema": schema}
+    reading |= {"model": model, "prox": prox}
+    shuffled = shuffle.made(folder, files, asker, **reading) if trust == "shuffle" else {}
+    policies, pseudonyms = {}, []
     for name, path in files.items():
         made = provision(
-            folder / "silos" / name, data=path, label="label" if data else label, name=name, epsilon=epsilon, classes=declared,
-            model=model, prox=prox, askers=[key.public_key().public_bytes_raw().hex()], queries_per_run=10_000, queries_per_hour=100_000,
+            folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
             statistics=_statistics(held_out, allow_profile), held_out=held_out, registry=folder / "state/ledgers" if data else None,
-            schema=schema,
+            **reading, **shuffled,
         )  # fmt: skip
         policies[name] = made.policy
+        pseudonyms.append(made.pseudonym)
+    state: dict[str, Any] = {"version": 1, "engine": engine, "silos": policies, "registry": str(folder / "state") if data else ""}
+    if shuffled:
+        from silodp.shuffler.commands import enrol
+
+        enrol(folder / shuffle.SETTINGS, pseudonyms)
+        state["shuffler"] = str(folder / shuffle.SETTINGS)
     if site:
-        site.provision(folder / "engine", list(policies))
-    registry = str(folder / "state") if data else ""
-    _begin(folder, {"version": 1, "engine": engine, "silos": policies, "registry": registry, "processes": {}}, as_json)
+        site.provision(folder / "engine", list(shuffle.sites(folder, state)))
+    _begin(folder, state | {"processes": {}}, as_json)
 
 
 def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
@@ -132,14 +144,13 @@ def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     """Starts gates and engine, or none of them."""
-    site, policies = _site(state["engine"]), state["silos"]
+    site = _site(state["engine"])
     _save(folder, state)
     with contextlib.ExitStack() as undo:
         undo.callback(_stop, folder)
         _start_gates(folder, state)
         if site:
-            sockets = {name: folder / "silos" / name / "gate.sock" for name in policies}
-            state["processes"] |= site.start(folder / "engine", sockets)
+            state["processes"] |= site.start(folder / "engine", shuffle.sites(folder, state))
             _save(folder, state)
         undo.pop_all()
     _show(folder, state, as_json)
@@ -207,27 +218,27 @@ def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None) 
 
 
 def _start_gates(folder: Path, state: dict[str, Any]) -> None:
-    """Afterwards every gate listens, and the folder has their pids from the moment they were started."""
+    """Afterwards every gate listens, the shuffler too where there is one, and the folder has their pids from the moment they were started."""
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-    policies, environment = state["silos"], os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
+    environment = os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
     started: dict[str, subprocess.Popen] = {}
     state["processes"] = {}
-    for name, policy in policies.items():
-        with open(folder / "logs" / f"gate-{name}.txt", "ab") as log:
-            command = [sys.executable, "-m", "silodp.cli", "silo", "serve", policy]
+    for name, (word, settings) in shuffle.daemons(state).items():
+        with open(folder / "logs" / f"{name.replace(' ', '-')}.txt", "ab") as log:
+            command = [sys.executable, "-m", "silodp.cli", word, "serve", settings]
             started[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        state["processes"][f"gate {name}"] = started[name].pid
+        state["processes"][name] = started[name].pid
         _save(folder, state)
     from silodp.wire.hub import Direct
 
-    gates, deadline = Direct({name: folder / "silos" / name / "gate.sock" for name in policies}), time.monotonic() + 120
-    while len(gates.names()) < len(policies):
+    gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 120
+    while len(gates.names()) < len(started):
         for name, process in started.items():
             if process.poll() is not None:
-                lines = (folder / "logs" / f"gate-{name}.txt").read_text().strip().splitlines()
-                raise BadInput(f"the gate of {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
+                lines = (folder / "logs" / f"{name.replace(' ', '-')}.txt").read_text().strip().splitlines()
+                raise BadInput(f"the {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
         if time.monotonic() > deadline:
             raise BadInput(f"the gates did not start within two minutes; look into {folder / 'logs'}")
         time.sleep(0.1)
@@ -239,7 +250,8 @@ def _stop(folder: Path) -> list[int]:
     if site := _site(state["engine"]):
         with contextlib.suppress(FileNotFoundError):
             site.stop(folder / "engine")
-    gates = {pid: state["silos"][name.removeprefix("gate ")] for name, pid in state["processes"].items() if name.startswith("gate ")}
+    known = shuffle.daemons(state)
+    gates = {pid: known[name][1] for name, pid in state["processes"].items() if name in known}
     pids = [pid for pid, policy in gates.items() if policy in _command(pid)]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -369,7 +381,9 @@ def run(
     participation: Annotated[str, typer.Option(help="Who is asked in a round: all, uniform:M, random:M or balanced:M.")] = "all",
     anchor_share: Annotated[float | None, typer.Option(help="Share of the budget that anchors take.")] = None,
     seed: Annotated[int, typer.Option(help="Public coins: the start, and who is asked.")] = 0,
-    quorum: Annotated[int, typer.Option(help="Answers without which a round does not count; with fewer the run ends.")] = 1,
+    quorum: Annotated[
+        int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; through a shuffler, all.")
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
     retry: Annotated[float, typer.Option(help="Seconds after which the same question is sent again.")] = 10.0,
@@ -378,6 +392,7 @@ def run(
     hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
     card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
     key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub.")] = None,
+    shuffler: Annotated[Path | None, typer.Option(help="The shuffler's shuffler.json, with --hub, if there is one.")] = None,
     model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
     schema: Annotated[
         Path | None, typer.Option(help="The server's own copy of the schema, to be sure that the silos' is the same.")
@@ -403,12 +418,17 @@ def run(
         state = _load(folder)
         carrier, signing = _carrier(folder, state), _read_key(folder / "asker.key")
         cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        shuffler = Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
+    mixer = shuffle.shuffler_card(shuffler) if shuffler else None
+    given |= {"trust": "shuffle" if mixer else "isrl", "least": quorum if mixer else None}
     place = out_dir or _run_folder((folder if not hub else Path()) / "runs", resume)
     order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
     if not resume and (place / "run.json").exists():
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
-    conduct = Conduct(cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum, patience=waits)
+    conduct = Conduct(
+        cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, patience=waits, shuffler=mixer
+    )
     _follow(conduct, len(cards), quiet=as_json)
     if as_json:
         print(json.dumps(conduct.summary))
@@ -419,6 +439,8 @@ def run(
             f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']}, spent at most epsilon "
             f"{silo['spent_epsilon_at_most']:.4g} of {silo['epsilon']:g}{f'; {missed}' if missed else ''}."
         )
+    if "said" in conduct.summary:
+        out.print(f"Here {conduct.summary['said']}.")
     ended = conduct.summary["ended"]
     out.print(f"{conduct.summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
     out.print(f"Model, summary and journal are in {place}.")
@@ -493,7 +515,7 @@ def _carrier(folder: Path, state: Mapping[str, Any]) -> Carrier:
     from silodp.wire.hub import Direct, Hub
 
     if state["engine"] == "direct":
-        return Direct({name: Path(policy).parent / "gate.sock" for name, policy in state["silos"].items()})
+        return Direct(shuffle.sites(folder, state))
     return Hub(folder / "engine" / "hub.sock")
 
 

@@ -13,12 +13,16 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
 from silodp.core.query import DisjointBatches, Gaussian, Grad, LocalSteps, Query, Shuffled
+from silodp.lab.conformance.federation import simulated_federation
 from silodp.lab.simulation import simulate
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
 from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
-from silodp.server.shuffled import Kind, analysed, calibrate_shuffled, numerical
+from silodp.server.shuffled import Kind, ShuffledFederation, analysed, calibrate_shuffled, numerical
+from silodp.silo.exact import Exact
+from silodp.silo.heldout import held_out
 from silodp.silo.records import Records
+from silodp.wire.inprocess import Total
 
 SDP = ("prox-sgd", "mb-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2", "momentum", "adam", "disk")
 COUNTS = (200, 200, 200, 120)
@@ -166,3 +170,24 @@ def test_the_analyzer_reads_the_mean_out_of_a_total_for_every_run():
 def test_what_cannot_be_planned_is_said():
     with pytest.raises(BadInput, match="levels are needed"):
         numerical((Kind("a", 1, 1.0),), 100, 10**10, Budget(1.0, 1e-5))
+
+
+def test_held_out_records_contribute_zero_and_the_mean_is_over_the_others():
+    """Deployed silos' own counts of 200 and 120 records, a quarter held out: within 6 standard deviations of the mean of the rest."""
+    shares, w, mechanism = (0.25, 0.25), torch.linspace(-2, 2, PROBLEM.dim)[None], Shuffled("a", 1.0, 1000, 4, 320)
+    counts, parts = (200, 120), [(RECORDS.x[i, :n].numpy(), RECORDS.y[i, :n].numpy()) for i, n in ((0, 200), (3, 120))]
+    silos = [Exact(PROBLEM, Records.of([p]), partition=lambda *_: None, held_out_share=s) for p, s in zip(parts, shares, strict=True)]
+
+    class Adding:
+        def ask(self, query, asked):
+            return Total(torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1).sum(1, keepdim=True).double(), tuple(asked))
+
+    held = [int(held_out(n, 0.25).sum()) for n in counts]
+    found = ShuffledFederation(Adding(), Everyone(2), counts, held).mean(Query(Grad(w), mechanism))
+    trained = Records.of([tuple(v[~held_out(n, 0.25)] for v in p) for p, n in zip(parts, counts, strict=True)])
+    each = simulated_federation(PROBLEM, trained, Everyone(2)).each()
+    sizes = [n - h for n, h in zip(counts, held, strict=True)]
+    truth = sum(each[i].mean(Query(Grad(w), Gaussian("a", 1.0, 0.0))) * n for i, n in enumerate(sizes)) / sum(sizes)
+    std = math.sqrt(float(shuffle.variance(shuffle.Parameters(1000, 4, 0.5), sum(counts), 1.0))) * sum(counts) / sum(sizes)
+    assert float((found - truth).abs().max()) < 6 * std
+    assert 6 * std < float(truth.abs().max()) / 5, "a mean over all would be seen"

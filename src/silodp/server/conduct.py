@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from silodp.core.accounting import Budget
-from silodp.core.codec import Answer
+from silodp.core.codec import Answer, Sealed
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian
-from silodp.server.federation import Federation, StopRun
+from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Shared
+from silodp.server.conduct_shuffled import agree_on_rule, least_of, plan_totals
+from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress as Record
-from silodp.server.progress import measured
+from silodp.server.progress import measured, measured_total
 from silodp.server.remote import AGAIN, Card, Carrier, Patience, Remote, Told
+from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+from silodp.server.shuffled import ShuffledFederation
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class Order:
     participation: str = "all"
     anchor_share: float | None = None
     seed: int = 0
+    trust: str = "isrl"
+    """Or "shuffle": through a shuffler, which passes on totals of `least` silos or more, of all that are asked by default."""
+    least: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Progress:
     replayed: bool
 
 
-def agree(cards: Sequence[Card], problem: Problem) -> None:
+def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
     """Raises BadInput unless all cards are about this very problem: model, loss, prox, features in one order, classes, torch version."""
     if not cards:
         raise BadInput("there is no silo; give the card (silo.json) of each")
@@ -84,8 +90,7 @@ def agree(cards: Sequence[Card], problem: Problem) -> None:
                 f"silo {card.name} approves the definition {card.definition[:12]}.., but this server's problem is {wanted[:12]}..; "
                 f"use the same model, prox and torch version (here {torch.__version__})"
             )
-        if card.rule != "gdp":
-            raise BadInput(f"silo {card.name} keeps its ledger by the rule {card.rule}; a run over a network is planned for gdp")
+    agree_on_rule(cards, trust)
 
 
 def plan_order(order: Order, cards: Sequence[Card]) -> tuple[Plan, Any]:
@@ -108,6 +113,8 @@ def plan_order(order: Order, cards: Sequence[Card]) -> tuple[Plan, Any]:
         budgets.append(Budget(order.epsilon or card.epsilon, card.delta))
     participation = participation_by_name(order.participation, len(cards), order.seed)()
     shares = default_shares(algorithm, settings, order.anchor_share)
+    if order.trust == "shuffle":
+        return plan_totals(run, mechanisms, cards, order.epsilon, participation, least_of(order.least, participation), shares), run
     return calibrate(run, mechanisms, budgets, [card.records for card in cards], participation, shares=shares, rule="gdp"), run
 
 
@@ -125,9 +132,14 @@ class Conduct:
         key: Ed25519PrivateKey,
         quorum: int = 1,
         patience: Patience | None = None,
+        shuffler: Shuffler | None = None,
     ) -> None:
         """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with."""
-        agree(cards, problem)
+        agree(cards, problem, order.trust)
+        if (order.trust == "shuffle") != bool(shuffler):
+            raise BadInput(
+                f"the trust is {order.trust}, and a shuffler's card is {'' if shuffler else 'not '}given; the two belong together"
+            )
         self._cards, self._problem, self._order, self._folder = tuple(cards), problem, order, folder
         self._plan, self._run = plan_order(order, cards)
         asker = key.public_key().public_bytes_raw().hex()
@@ -135,8 +147,13 @@ class Conduct:
         self._journal = Journal(folder / "journal", self.run, config)
         self._tally = _Tally(cards, self._plan, Record(folder, keep=True))
         try:
-            self._remote = Remote(
-                cards, carrier, run=self.run, key=key, journal=self._journal, quorum=quorum, patience=patience, told=self._tally.note
+            about: dict[str, Any] = {
+                "run": self.run, "key": key, "journal": self._journal, "patience": patience, "told": self._tally.note,
+            }  # fmt: skip
+            self._remote = (
+                ShuffledRemote(cards, carrier, shuffler=shuffler, quorum=least_of(order.least, self._participation()), **about)
+                if shuffler
+                else Remote(cards, carrier, quorum=quorum, **about)
             )
         except BadInput:
             self._journal.close()
@@ -147,10 +164,7 @@ class Conduct:
 
     def __iter__(self) -> Iterator[Progress]:
         """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
-        participation = participation_by_name(self._order.participation, len(self._cards), self._order.seed)()
-        iterates = self._run(
-            Federation(self._remote, participation), self._problem, self._problem.initial([self._order.seed]), **self._plan.mechanisms
-        )
+        iterates = self._run(self._federation(), self._problem, self._problem.initial([self._order.seed]), **self._plan.mechanisms)
         last: Tensor | None = None
         count, ended, since = 0, "finished", 0
         try:
@@ -161,6 +175,8 @@ class Conduct:
                 yield self._tally.progress(count)
         except StopRun as stop:
             ended = str(stop)
+            if self._remote.pending:
+                self._tally.charge(*self._remote.pending)
             self._journal.stop(since)
         finally:
             self._journal.close()
@@ -168,6 +184,15 @@ class Conduct:
         if last is None:
             raise BadInput(f"the run ended before its first iterate: {ended}; it can be resumed")
         self.summary = self._write(last, count, ended)
+
+    def _participation(self) -> Everyone:
+        return participation_by_name(self._order.participation, len(self._cards), self._order.seed)()
+
+    def _federation(self) -> Federation:
+        if self._order.trust != "shuffle":
+            return Federation(self._remote, self._participation())
+        counts, held = [card.records for card in self._cards], [card.held_out for card in self._cards]
+        return ShuffledFederation(self._remote, self._participation(), counts, held)
 
     def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
         parameters = {name: value[0].contiguous() for name, value in self._problem.split(w).items()}
@@ -179,6 +204,8 @@ class Conduct:
             "parameters": self._problem.dim, "silos": self._tally.silos(self._remote.retired),
             "model": str(self._folder / "model.safetensors"),
         }  # fmt: skip
+        if self._order.trust == "shuffle":
+            summary |= {"trust": "shuffle", "said": AGAINST}
         (self._folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         return summary
 
@@ -194,29 +221,36 @@ class _Tally:
         self._last: Told | None = None
         self.questions = 0
 
-    def note(self, told: Told, answers: Mapping[str, Answer]) -> None:
+    def note(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
         self._last, self.questions = told, self.questions + 1
         self._answered.update(told.answered)
         for name, code in told.dropped.items():
             self._dropped[name][code] += 1
         for name, answer in answers.items():
             self._ledgers[name] = {"count": answer.count, "head": answer.head}
-        multipliers = np.broadcast_to(np.asarray(told.event.noise_multiplier), (1, len(self._cards)))[0]
-        for i, card in enumerate(self._cards):
-            code = told.dropped.get(card.name)
-            if card.name in told.answered or code in AGAIN or code in ("silent", "forged", "value"):
-                event = replace(told.event, noise_multiplier=float(multipliers[i]))
-                bucket, price = self._plan.rule.price(event, np.asarray(card.records))
-                self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + float(price)
+        maybe = {name for name, code in told.dropped.items() if code in AGAIN or code in ("silent", "forged", "value")}
+        self.charge(told.event, maybe | answers.keys())
         self._look(told, answers)
 
-    def _look(self, told: Told, answers: Mapping[str, Answer]) -> None:
-        silos = [i for i, card in enumerate(self._cards) if card.name in answers]
+    def charge(self, event: Event | Shared, names: Collection[str]) -> None:
+        """Counts the event at each of these silos."""
+        multipliers = np.broadcast_to(np.asarray(event.noise_multiplier), (1, len(self._cards)))[0] if isinstance(event, Event) else ()
+        for i, card in enumerate(self._cards):
+            if card.name in names:
+                own = replace(event, noise_multiplier=float(multipliers[i])) if isinstance(event, Event) else event
+                bucket, price = self._plan.rule.price(own, np.asarray(card.records))
+                self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
+
+    def _look(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
-        values = torch.cat([answers[names[i]].value for i in silos]) if silos else torch.zeros(0, told.query.statistic.shape[-1])
         used = {name: 1 - share for name, share in self.left().items()}
         line = {"round": self._iterates + 1, "used": used, "epsilon": self._spent(), "dropped": told.dropped}
-        line |= measured(told.query, values, silos, counts, names)
+        if told.total:
+            line |= measured_total(told.query, *told.total, told.answered)
+        else:
+            found = {i: answer.value for i, name in enumerate(names) if isinstance(answer := answers.get(name), Answer)}
+            values = torch.cat([*found.values()]) if found else torch.zeros(0, told.query.statistic.shape[-1])
+            line |= measured(told.query, values, list(found), counts, names)
         self.record.write(told.sequence, line, replayed=told.replayed)
 
     def progress(self, count: int) -> Progress:
@@ -235,7 +269,7 @@ class _Tally:
         found = {}
         for card, mine, budget in zip(self._cards, self._charged, self._plan.budgets[0], strict=True):
             buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
-            found[card.name] = float(self._plan.rule.epsilon(buckets, np.asarray(budget.delta))) if mine else 0.0
+            found[card.name] = self._plan.rule.epsilon(buckets, np.asarray(budget.delta)).item() if mine else 0.0
         return found
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -248,6 +282,12 @@ class _Tally:
             }  # fmt: skip
             found.append(row)
         return found
+
+
+AGAINST = (
+    "epsilon is against the server, which sees totals; against whoever sees a silo's own counts, the shuffler too, it is larger: "
+    "`silodp ledger show` says at each silo how large"
+)
 
 
 def _plain(card: Card) -> dict[str, Any]:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.query import LocalSteps, Query
+from silodp.core.query import Gaussian, LocalSteps, Query, Shuffled
+from silodp.core.shuffle import Parameters, variance
+from silodp.server.shuffled import analysed
 
 NAME = "progress.jsonl"
 
@@ -32,6 +34,7 @@ def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequenc
     prox operator did not bend them: step x std x sqrt(steps x d).
     """
     statistic, mechanism = query.statistic, query.mechanism
+    assert isinstance(mechanism, Gaussian)
     multipliers = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).flatten().tolist()
     clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1])
     if isinstance(statistic, LocalSteps):
@@ -44,6 +47,19 @@ def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequenc
         "answered": {names[i]: {"norm": a, "noise": b, "noise_multiplier": m} for i, a, b, m in zip(silos, norms, noises, own, strict=True)},
         "norm": float(values.double().mean(0).norm()) if norms else None,
         "noise": math.hypot(*noises) / len(noises) if norms else None,
+    }  # fmt: skip
+
+
+def measured_total(query: Query, total: Tensor, records: int, names: Sequence[str]) -> dict[str, Any]:
+    """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo anything but that it is in it."""
+    mechanism, dimension = query.mechanism, int(total.shape[-1])
+    assert isinstance(mechanism, Shuffled)
+    clip, levels, bits = (torch.as_tensor(v).double().max().item() for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits))
+    spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip).item()
+    return {
+        "kind": mechanism.kind, "statistic": type(query.statistic).__name__, "clip": clip, "dimension": dimension,
+        "answered": {name: {} for name in names}, "norm": float(analysed(total, mechanism, records).norm()),
+        "noise": math.sqrt(spread * dimension),
     }  # fmt: skip
 
 

@@ -18,10 +18,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from silodp.core.box import box_length
 from silodp.core.card import Card
-from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, decode_reply, encode_query
+from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import Event, Query
+from silodp.core.query import Event, Gaussian, Query, Shared
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
 
@@ -73,11 +74,13 @@ class Told:
     """What became of one question, for progress and summary: who answered, and a code for each silo that did not."""
 
     sequence: int
-    event: Event
+    event: Event | Shared
     answered: tuple[str, ...]
     dropped: dict[str, str]
     replayed: bool
     query: Query
+    total: tuple[Tensor, int] | None = None
+    """Through a shuffler: (1, d), the sum over those who answered, and how many records are in it."""
 
 
 class Remote:
@@ -93,7 +96,7 @@ class Remote:
         journal: Journal | None = None,
         quorum: int = 1,
         patience: Patience | None = None,
-        told: Callable[[Told, Mapping[str, Answer]], None] = lambda told, answers: None,
+        told: Callable[[Told, Mapping[str, Answer | Sealed]], None] = lambda told, answers: None,
     ) -> None:
         if len({card.name for card in cards}) != len(cards):
             raise BadInput(f"the silos are {', '.join(card.name for card in cards)}; each needs a name of its own")
@@ -104,6 +107,8 @@ class Remote:
         self._sequence, self._silent = 0, set[str]()
         self.retired: dict[str, str] = {}
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
+        self.pending: tuple[Event | Shared, tuple[str, ...]] | None = None
+        """What was sent, and to whom, of a question that has come to no end: they may have charged it."""
 
     @property
     def asked(self) -> int:
@@ -123,21 +128,27 @@ class Remote:
                 self._journal.write(written)
         else:
             answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
-        self.retired |= {name: code for name, code in dropped.items() if code in RETIRED and name not in self.retired}
-        self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
+        self._settle(frames, dropped)
         members = [name for name in asked if name in answers]
         self._told(Told(self._sequence, query.event(), tuple(members), dropped, recorded is not None, query), answers)
-        self._sequence += 1
+        self._sequence, self.pending = self._sequence + 1, None
         if not members:
             said = ", ".join(f"{name} {code}" for name, code in dropped.items())
             raise Absent(f"nobody answered question {self._sequence} ({said})")
         like = getattr(query.statistic, "w", None)
-        values = [answers[name].value.to(like.dtype if like is not None else torch.float64) for name in members]
+        found = [answer for name in members if isinstance(answer := answers[name], Answer)]
+        values = [answer.value.to(like.dtype if like is not None else torch.float64) for answer in found]
         return Answers(torch.stack(values, 1), tuple(asked[name] for name in members))
 
     # --- one question -----------------------------------------------------------------------------------------------------------
 
+    def _settle(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
+        """Notes who has retired and who was silent."""
+        self.retired |= {name: code for name, code in dropped.items() if code in RETIRED and name not in self.retired}
+        self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
+
     def _frame(self, query: Query, silo: int) -> bytes:
+        assert isinstance(query.mechanism, Gaussian)
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
         own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
         asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))
@@ -148,13 +159,14 @@ class Remote:
 
     def _live(
         self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes]
-    ) -> tuple[dict[str, Answer], dict[str, bytes], dict[str, str]]:
+    ) -> tuple[dict[str, Answer | Sealed], dict[str, bytes], dict[str, str]]:
         """Sends until all have answered or said no, or the time is over. Raises StopRun, with nothing journalled, if too few answer."""
         alone = len(asked) == 1 and self._quorum < len(self._cards)  # of silos asked one by one, any may be absent, unless all must answer
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             raise StopRun(f"the silos {_list(self.retired)} have retired, and fewer than the quorum of {self._quorum} are left")
-        answers: dict[str, Answer] = {}
+        self.pending = query.event(), tuple(frames)
+        answers: dict[str, Answer | Sealed] = {}
         replies: dict[str, bytes] = {}
         dropped = {name: "retired" for name in asked if name not in frames}
         waiting, gone, begin, pause = self._present(frames), "", time.monotonic(), 0.05
@@ -173,7 +185,7 @@ class Remote:
                 came, gone = {}, code
             for name in [name for name in waiting if name in came]:
                 got = self._opened(came[name], query, asked[name], frames[name])
-                if isinstance(got, Answer):
+                if not isinstance(got, str):
                     answers[name], replies[name] = got, came[name]
                     waiting.remove(name)
                     dropped.pop(name, None)
@@ -204,11 +216,11 @@ class Remote:
         present = [name for name in frames if name not in self._silent or name in seen]
         return present if len(present) >= self._quorum else list(frames)
 
-    def _opened(self, raw: bytes, query: Query, silo: int, frame: bytes) -> Answer | str:
+    def _opened(self, raw: bytes, query: Query, silo: int, frame: bytes) -> Answer | Sealed | str:
         """The answer in a reply; or the code of a refusal, "forged" for what the silo did not sign about this question, "value"."""
-        card, shape = self._cards[silo], query.statistic.shape
+        card, most = self._cards[silo], 8 * query.statistic.shape[-1] + box_length(0)
         try:
-            reply = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER + 8 * shape[-1] + 8, silo_key=card.key)
+            reply = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER + most, silo_key=card.key)
         except Refused:
             return "forged"
         if isinstance(reply, Refusal):
@@ -216,17 +228,20 @@ class Remote:
             return reply.code if bound or (not reply.digest and reply.code in UNBOUND) else "forged"
         if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), _digest(frame)):
             return "forged"
-        if reply.value.shape != shape or not bool((reply.value.abs() <= LARGEST).all()):
-            return "value"
-        return reply
+        return reply if self._fits(reply, query) else "value"
 
-    def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer]:
+    def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
+        if not isinstance(reply, Answer) or reply.value.shape != query.statistic.shape:
+            return False
+        return bool((reply.value.abs() <= LARGEST).all())
+
+    def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer | Sealed]:
         if recorded.sequence != self._sequence or recorded.asked != {name: _digest(frame) for name, frame in frames.items()}:
             raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
-        answers: dict[str, Answer] = {}
+        answers: dict[str, Answer | Sealed] = {}
         for name, raw in recorded.replies.items():
             got = self._opened(raw, query, asked[name], frames[name])
-            if not isinstance(got, Answer):
+            if isinstance(got, str):
                 raise BadInput(f"the journal's reply of {name} to question {self._sequence + 1} is not the silo's; restore the journal")
             answers[name] = got
         return answers

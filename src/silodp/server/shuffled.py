@@ -32,9 +32,10 @@ P = 0.5
 class ShuffledFederation(Federation):
     """Asks whoever takes part in this round, and reads the mean out of the total. The channel's `value` is (J, 1, d): sums over silos."""
 
-    def __init__(self, channel: Channel, participation: Everyone, counts: Sequence[int]) -> None:
+    def __init__(self, channel: Channel, participation: Everyone, counts: Sequence[int], held_out: Sequence[int] = ()) -> None:
+        """`held_out` of each silo's records contribute zero, and the mean is over the others."""
         super().__init__(channel, participation)
-        self._counts = tuple(counts)
+        self._counts, self._held = tuple(counts), tuple(held_out) or (0,) * len(counts)
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the analyzer's unbiased estimate of the mean over all contributed records."""
@@ -43,14 +44,18 @@ class ShuffledFederation(Federation):
         if len(answers.silos) < len(asked):
             self._participation.missed(answers.silos)
         assert isinstance(query.mechanism, Shuffled)
-        records = sum(int(query.mechanism.sampling.batch(self._counts[i])) for i in answers.silos)
-        return analysed(answers.value[:, 0], query.mechanism, records).to(getattr(query.statistic, "w", answers.value))
+        batches = {i: int(query.mechanism.sampling.batch(self._counts[i])) for i in answers.silos}
+        records = sum(batches.values())
+        trained = sum(batch * (1 - self._held[i] / self._counts[i]) for i, batch in batches.items())
+        return (analysed(answers.value[:, 0], query.mechanism, records) * (records / trained)).to(
+            getattr(query.statistic, "w", answers.value)
+        )
 
     def each(self) -> dict[int, Federation]:
         raise BadInput("a shuffler passes on totals over silos, so no silo can be asked by itself; use an algorithm that asks for means")
 
     def _of(self, participation: Everyone) -> ShuffledFederation:
-        return ShuffledFederation(self._channel, participation, self._counts)
+        return ShuffledFederation(self._channel, participation, self._counts, self._held)
 
 
 def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -63,10 +65,14 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
         "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "log_bytes": 1_000_000, "socket": "shuffler.sock",
         "socket_mode": "0660", "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
     }  # fmt: skip
-    settings = Settings.of(found | changes)
+    settings = Settings.of(found | changes | ({} if members else {"roster": ("0" * 64, "1" * 64)}))  # written empty, which `serve` refuses
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
-    lines = [line for name, value in asdict(settings).items() for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")]
+    lines = [
+        line
+        for name, value in (asdict(settings) | {"roster": tuple(members)}).items()
+        for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")
+    ]
     files = {
         "shuffler.toml": "\n".join(lines),
         settings.seal_key: seal.private_bytes_raw().hex() + "\n",
@@ -88,6 +94,27 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
     return card
 
 
+def enrol(path: Path, members: Sequence[str]) -> int:
+    """Adds pseudonyms to the roster in a settings file; how many it has then. A shuffler that runs reads it when it starts again."""
+    from silodp.shuffler.settings import Settings
+
+    try:
+        text = path.read_text("utf-8")
+        table = tomllib.loads(text)
+        roster = tuple(dict.fromkeys((*table["roster"], *members)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"settings {str(path)!r} cannot be read ({type(error).__name__}); give a shuffler's shuffler.toml") from None
+    Settings.of(table | {"roster": roster})
+    new, lines = re.subn(r"^roster = \[.*\]$", f"roster = {_toml(roster)}", text, flags=re.MULTILINE)
+    if lines != 1 or tomllib.loads(new) != table | {"roster": [*roster]}:
+        raise BadInput(f"settings {str(path)!r} have no line of the form 'roster = [...]'; write the pseudonyms into them by hand")
+    part = path.with_name(f"{path.name}.part")
+    part.touch(mode=0o600)
+    part.write_text(new, "utf-8")
+    part.replace(path)
+    return len(roster)
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
@@ -98,22 +125,38 @@ def _toml(value: Any) -> str:
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for settings, keys and store; made if it is not there.", show_default=False)],
     asker: Annotated[list[str], typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")],
-    member: Annotated[list[str], typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo.")],
     largest: Annotated[int, typer.Option(help="Records of the largest silo: more than this no member may claim.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later by `enrol`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
     Example: `silodp shuffler init mixer --asker KEY --member PSEUDONYM --member PSEUDONYM --largest 500`
     """
-    card = provision(folder, askers=asker, members=member, largest=largest)
+    card = provision(folder, askers=asker, members=member or (), largest=largest)
     if as_json:
         print(json.dumps(card))
         return
     out.print(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
     out.print(f"Silos seal their counts for {card['seal']}; give it to each of them yourself, not through the server.")
     out.print(f"The server knows your totals by {card['sign']}; both keys are in {folder / 'shuffler.json'}.")
+    if not member:
+        out.print(f"It has no member yet: silodp shuffler enrol {folder / 'shuffler.toml'} PSEUDONYM ...")
     out.print(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
+
+
+@shuffler.command(name="enrol")
+def enrol_members(
+    settings: SettingsFile,
+    member: Annotated[list[str], typer.Argument(help="Pseudonyms, as the silos themselves have given them to you.", show_default=False)],
+) -> None:
+    """Add members to the roster, before the shuffler starts.
+
+    Example: `silodp shuffler enrol mixer/shuffler.toml PSEUDONYM PSEUDONYM`
+    """
+    out.print(f"The roster has {enrol(settings, member)} members.")
 
 
 @shuffler.command()

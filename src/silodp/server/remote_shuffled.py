@@ -1,0 +1,197 @@
+"""The channel to silos behind a shuffler: a box from each silo, all boxes to the shuffler, one signed total back.
+
+The server can open no box. A question is two records of the journal: first the boxes, then the shuffler's reply. So a killed run brings the
+shuffler the very boxes that it may have added already; more are asked for only where it says that these are too few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from silodp.core.box import box_length
+from silodp.core.card import Card
+from silodp.core.codec import Answer, Envelope, Sealed, encode_query
+from silodp.core.errors import BadInput, Refused
+from silodp.core.query import Query, Shuffled
+from silodp.core.relay import DECLINED, Declined, Passed, Request, decode_outcome, encode_request, outcome_length
+from silodp.server.federation import StopRun
+from silodp.server.journal import Round
+from silodp.server.remote import Answers, Carrier, Remote, Told, _digest, _refuse_diverged
+
+SITE = "shuffler"
+"""Under this name the shuffler's courier is another site of the engine."""
+LATER = frozenset({"busy", "stopping", "rate", "store", "internal"})
+"""Refusals of the shuffler that may pass."""
+UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
+"""Codes of its daemon, which name no request."""
+
+
+@dataclass(frozen=True)
+class Shuffler:
+    """What the server knows of the shuffler (shuffler.json): the key that signs its totals."""
+
+    sign: str
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str = "the shuffler's card") -> Shuffler:
+        key = table.get("sign")
+        if not isinstance(key, str) or len(key) != 64 or set(key) - set("0123456789abcdef"):
+            raise BadInput(f"{source} has the sign key {key!r:.80}; take the shuffler.json that `silodp shuffler init` wrote")
+        return cls(key)
+
+
+class ShuffledRemote(Remote):
+    """Asks for boxes and brings back totals: `value` (1, 1, d) is the sum over the silos that count."""
+
+    def __init__(self, cards: Sequence[Card], carrier: Carrier, *, shuffler: Shuffler, **settings: Any) -> None:
+        super().__init__(cards, carrier, **settings)
+        if SITE in {card.name for card in cards}:
+            raise BadInput(f"a silo is called {SITE!r}, which is the shuffler's name at the engine; give it another")
+        self._shuffler = shuffler
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answers:
+        """The total that the shuffler has passed on. Raises StopRun where it has none, or what came is not the sum of what was sent."""
+        _refuse_diverged(query)
+        asked = {self._cards[i].name: i for i in sorted(silos)}
+        frames = {name: self._frame(query, i) for name, i in asked.items() if name not in self.retired}
+        sealed: dict[str, Sealed] = {}
+        dropped: dict[str, str] = {}
+        outcome: Passed | None = None
+        while outcome is None and (recorded := self._journal.read() if self._journal else None):
+            if SITE in recorded.asked:
+                outcome = self._told_before(query, sealed, recorded)
+                continue
+            answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
+            sealed = {name: answer for name, answer in answers.items() if isinstance(answer, Sealed)}
+        replayed = outcome is not None
+        if outcome is None:
+            sealed, dropped, outcome = self._added(query, asked, frames, sealed, dropped)
+        self._settle(frames, dropped)
+        left = {name: outcome.dropped[_hash(a)] for name, a in sealed.items() if _hash(a) in outcome.dropped}
+        members = [name for name in asked if name in sealed and name not in left]
+        records = self._records(query, members, asked)
+        if (outcome.contributions, outcome.records) != (len(members), records):
+            raise StopRun(
+                f"the shuffler's total is over {outcome.records} records of {outcome.contributions} silos, "
+                f"but the boxes that it took were of {records} records of {len(members)}"
+            )
+        total = torch.from_numpy(outcome.totals).double()[None, None]
+        self._told(Told(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records)), sealed)
+        self._sequence, self.pending = self._sequence + 1, None
+        return Answers(total, tuple(asked[name] for name in members))
+
+    # --- boxes ------------------------------------------------------------------------------------------------------------------
+
+    def _added(
+        self,
+        query: Query,
+        asked: Mapping[str, int],
+        frames: Mapping[str, bytes],
+        sealed: dict[str, Sealed],
+        dropped: dict[str, str],
+    ) -> tuple[dict[str, Sealed], dict[str, str], Passed]:
+        """The boxes and their total. Boxes from the journal go first, as they are: their total may have been passed on already."""
+        if sealed:
+            self.pending = query.event(), tuple(frames)
+            outcome = self._relayed(query, sealed)
+            if isinstance(outcome, Passed):
+                return sealed, dropped, outcome
+        answers, replies, dropped = self._live(query, asked, frames)
+        sealed = {name: answer for name, answer in answers.items() if isinstance(answer, Sealed)}
+        assert isinstance(query.mechanism, Shuffled)
+        if (records := self._records(query, list(sealed), asked)) < query.mechanism.contributions:
+            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
+            raise StopRun(
+                f"{records} records were contributed to question {self._sequence + 1} where the noise counts on "
+                f"{query.mechanism.contributions} ({said}); nothing is passed on, and what was charged stays charged"
+            )
+        if self._journal:
+            self._journal.write(Round(self._sequence, {n: _digest(f) for n, f in frames.items()}, replies, dropped))
+        outcome = self._relayed(query, sealed)
+        if isinstance(outcome, Declined):
+            raise StopRun(f"the shuffler passes on no total for question {self._sequence + 1}: {DECLINED[outcome.code]}")
+        return sealed, dropped, outcome
+
+    def _envelope(self, query: Query, silo: int) -> Envelope:
+        mechanism = query.mechanism
+        assert isinstance(mechanism, Shuffled)
+        levels, bits = (int(torch.as_tensor(v).item()) for v in (mechanism.levels, mechanism.noise_bits))
+        asked = Query(query.statistic, replace(mechanism, levels=levels, noise_bits=bits))
+        return Envelope(self._run, self._id(silo), self._cards[silo].definition, asked, str(self._sequence))
+
+    def _frame(self, query: Query, silo: int) -> bytes:
+        return encode_query(self._envelope(query, silo), self._key)
+
+    def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
+        return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])
+
+    def _records(self, query: Query, names: Sequence[str], asked: Mapping[str, int]) -> int:
+        return sum(int(query.mechanism.sampling.batch(self._cards[asked[name]].records)) for name in names)
+
+    # --- the shuffler -----------------------------------------------------------------------------------------------------------
+
+    def _request(self, query: Query, sealed: Mapping[str, Sealed]) -> bytes:
+        envelope = self._envelope(query, 0)
+        mechanism = envelope.query.mechanism
+        assert isinstance(mechanism, Shuffled)
+        boxes = tuple(sorted(answer.box for answer in sealed.values()))  # an order that says nothing of who sent which
+        request = Request(envelope.shuffle_round, query.statistic.shape[-1], mechanism.levels + mechanism.noise_bits, boxes)
+        return encode_request(request, self._key)
+
+    def _relayed(self, query: Query, sealed: Mapping[str, Sealed]) -> Passed | Declined:
+        """What the shuffler says to these boxes, journalled if it is a total; the same bytes again until the limit of the patience."""
+        frame, begin, pause, last = self._request(query, sealed), time.monotonic(), 0.05, "silent"
+        while (left := self._patience.limit - (time.monotonic() - begin)) > 0:
+            try:
+                came = self._carrier.exchange({SITE: frame}, min(self._patience.retry, max(left, 1.0)))
+            except Exception as error:  # the wire's own exception, which this folder may not name
+                if not isinstance(code := getattr(error, "code", None), str):
+                    raise
+                came, last = {}, f"engine {code}"
+            if SITE in came:
+                got = self._read(came[SITE], query, sealed, frame)
+                if isinstance(got, Passed):
+                    if self._journal:
+                        self._journal.write(Round(self._sequence, {SITE: _digest(frame)}, {SITE: came[SITE]}, {}))
+                    return got
+                if isinstance(got, Declined) and got.code not in LATER:
+                    return got
+                last = got.code if isinstance(got, Declined) else got
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        raise StopRun(
+            f"the shuffler gave no total for question {self._sequence + 1} ({last}); what was charged stays charged, and a resumed run "
+            "brings it the same boxes"
+        )
+
+    def _read(self, raw: bytes, query: Query, sealed: Mapping[str, Sealed], frame: bytes) -> Passed | Declined | str:
+        """A total of this round, or the shuffler's no to this request; "forged" for whatever else came."""
+        dimension = query.statistic.shape[-1]
+        try:
+            got = decode_outcome(raw, limit=outcome_length(dimension, len(sealed)), shuffler_key=self._shuffler.sign)
+        except Refused:
+            return "forged"
+        if isinstance(got, Declined):
+            bound = got.digest == hashlib.sha256(frame).hexdigest()
+            return got if bound or (not got.digest and got.code in UNBOUND) else "forged"
+        round = self._envelope(query, 0).shuffle_round
+        return got if (got.round, len(got.totals)) == (round, dimension) else "forged"
+
+    def _told_before(self, query: Query, sealed: Mapping[str, Sealed], recorded: Round) -> Passed:
+        frame = self._request(query, sealed) if sealed else b""
+        if recorded.sequence != self._sequence or recorded.asked != {SITE: _digest(frame)}:
+            raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
+        got = self._read(recorded.replies[SITE], query, sealed, frame)
+        if not isinstance(got, Passed):
+            raise BadInput(f"the journal's total of question {self._sequence + 1} is not the shuffler's; restore the journal")
+        return got
+
+
+def _hash(answer: Sealed) -> str:
+    return hashlib.sha256(answer.box).hexdigest()

@@ -1,0 +1,538 @@
+"""A round through a shuffler, live: server, shuffler and three silos as processes of their own.
+
+The server's traffic is captured on the loopback device where this process may (root), else at the couriers, without TLS, so that whatever
+is readable in it would be found.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from silodp.core.accounting import Budget
+from silodp.core.box import box_length, open_box
+from silodp.core.codec import Sealed, decode_reply
+from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian, Query
+from silodp.core.relay import OUTCOME, REQUEST, Declined, Passed, Request, decode_outcome, decode_request, encode_outcome, encode_request
+from silodp.core.shuffle import Parameters, variance
+from silodp.core.totals import Totals
+from silodp.federation_commands import _card, _carrier, _problem, _read_key
+from silodp.federation_shuffle import SITE, shuffler_card
+from silodp.lab.conformance.federation import simulated_federation
+from silodp.server.conduct import Conduct, Order, agree, plan_order
+from silodp.server.federation import Everyone
+from silodp.server.journal import Journal
+from silodp.server.remote import Patience
+from silodp.server.remote_shuffled import ShuffledRemote
+from silodp.server.shuffled import ShuffledFederation, analysed
+from silodp.shuffler.daemon import public, read_keys
+from silodp.shuffler.door import Door
+from silodp.shuffler.pool import Pool
+from silodp.shuffler.settings import Settings
+from silodp.shuffler.store import Store
+from silodp.silo.daemon import read_records
+from silodp.silo.durable import DurableLedger
+from silodp.silo.policy import Place
+from silodp.silo.records import Records
+from silodp.wire.socket import Socket
+
+pytestmark = pytest.mark.xdist_group("federation-shuffle")
+ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0, trust="shuffle")
+BUDGET = 20.0
+LIMIT = 170.0  # for a busy machine; nothing waits so long when all is well
+CALM, BRIEF = Patience(deadline=60.0, limit=LIMIT, retry=30.0), Patience(deadline=2.0, limit=2.5, retry=1.0)
+
+
+def silodp(*words) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "silodp.cli", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """What `up --trust shuffle` says of three silos on WBCD without an engine; afterwards `down` has stopped it all."""
+    home = Path(tempfile.mkdtemp(prefix="silodp-"))
+    folder, started = home / "f", {}
+    try:
+        words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", "direct", "--epsilon", BUDGET, "--folder", folder)
+        made = json.loads(silodp("federation", "up", "--trust", "shuffle", *words, "--json"))
+        state = json.loads((folder / "federation.json").read_text())
+        cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        yield SimpleNamespace(
+            folder=folder, made=made, state=state, cards=cards, problem=_problem(cards[0], None), carrier=_carrier(folder, state),
+            key=_read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
+            started=started,
+        )  # fmt: skip
+    finally:
+        if (folder / "federation.json").exists():
+            assert "Stopped" in silodp("federation", "down", "--folder", folder)
+        for process in started.values():
+            process.wait(LIMIT)
+        shutil.rmtree(home)
+
+
+def conducted(f, order: Order, place: Path, *, carrier=None, patience=CALM) -> dict:
+    """The summary of a run in this process."""
+    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, patience=patience, shuffler=f.mixer)
+    for _ in run:
+        pass
+    return run.summary
+
+
+def charges(f, run: str) -> list[list]:
+    """The charges of a run in each silo's ledger."""
+    ledgers = [DurableLedger.open(Path(Place.load(policy).ledger)) for policy in f.state["silos"].values()]
+    return [[e for e in ledger.entries() if e.act == "charge" and e.run == run] for ledger in ledgers]
+
+
+def run_of(place: Path) -> str:
+    return json.loads((place / "run.json").read_text())["run"]
+
+
+def store_of(f) -> tuple[Store, tuple]:
+    settings = Settings.load(f.settings)
+    seal, sign = read_keys(settings)
+    return Store(Path(settings.store), seal=public(seal), sign=public(sign)), (seal, sign)
+
+
+def start(f, name: str, *words: str) -> None:
+    """Starts a daemon that was killed, as `up` did, and puts its new number where `down` looks for it."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SILODP_STATE": f.state["registry"]}
+    process = subprocess.Popen([sys.executable, "-m", "silodp.cli", *words], env=environment, start_new_session=True)
+    f.started[name], f.state["processes"][name] = process, process.pid
+    (f.folder / "federation.json").write_text(json.dumps(f.state))
+    deadline = time.monotonic() + LIMIT
+    while set(f.carrier.names()) != {SITE, *f.state["silos"]}:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kill(f, name: str) -> None:
+    os.kill(f.state["processes"][name], signal.SIGKILL)
+    if name in f.started:
+        f.started[name].wait()
+
+
+class Nobody:
+    """A carrier that must not be needed."""
+
+    def exchange(self, frames, timeout):
+        raise AssertionError("asked")
+
+    names = exchange
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(federation):
+    """The summary of a run by `silodp federation run`."""
+    words = ("--algorithm", "spider", "--epsilon", ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
+    return json.loads(silodp("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json"))
+
+
+def journal_of(folder: Path) -> Journal:
+    begin, raw = 12, (folder / "journal").read_bytes()
+    told = json.loads(raw[begin : begin + int.from_bytes(raw[8:12], "big")])
+    return Journal(folder / "journal", told["run"], told["config"])
+
+
+def test_up_starts_a_shuffler_and_a_run_through_it_spends_what_was_planned(federation, trained):
+    names = {process["name"] for process in federation.made["processes"]}
+    assert names == {"gate silo-1", "gate silo-2", "gate silo-3", "shuffler daemon"}
+    assert federation.made["connected"] == [SITE, "silo-1", "silo-2", "silo-3"]
+    assert (trained["ended"], trained["iterates"], trained["questions"], trained["trust"]) == ("finished", 4, 4, "shuffle")
+    assert "against the server" in trained["said"]
+    plan, _ = plan_order(ORDER, federation.cards)
+    for i, (mine, told, card) in enumerate(zip(charges(federation, trained["run"]), trained["silos"], federation.cards, strict=True)):
+        own = Totals.for_budget(Budget(card.epsilon, card.delta))
+        assert [e.amount for e in mine] == [own.price(a.event, np.asarray(card.records))[1].item() for a in plan.asked]
+        assert told["spent_epsilon_at_most"] == plan.spent()[0, i]
+        assert 2.97 < told["spent_epsilon_at_most"] <= 3.0
+        assert told["answered"] == 4
+
+
+def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_the_run_again_bit_for_bit(federation, trained, tmp_path):
+    """6 standard deviations at 124 numbers: a false alarm in 4 million runs. The noise is there too: a std between 0.7 and 1.3 of the one
+    that is claimed, at 124 numbers, is missed once in 100,000 runs."""
+    f = federation
+    shutil.copytree(f.folder / "runs/1", tmp_path / "run")
+    again = conducted(f, ORDER, tmp_path / "run", carrier=Nobody())
+    first, second = (load_file(place / "model.safetensors") for place in (f.folder / "runs/1", tmp_path / "run"))
+    assert again["run"] == trained["run"]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    told, journal, counts = [], journal_of(tmp_path / "run"), [card.records for card in f.cards]
+    plan, run = plan_order(ORDER, f.cards)
+    channel = ShuffledRemote(
+        f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, told=lambda t, answers: told.append(t)
+    )
+    start = f.problem.initial([0])
+    list(run(ShuffledFederation(channel, Everyone(3), counts), f.problem, start, **plan.mechanisms))
+    journal.close()
+    records = Records.of([(held.x, held.y) for held in (read_records(Place.load(p), None) for p in f.state["silos"].values())])
+    each, errors = simulated_federation(f.problem, records, Everyone(3)).each(), []
+    for question in told:
+        mechanism, (total, contributed) = question.query.mechanism, question.total
+        assert contributed == sum(counts)
+        silent = Query(question.query.statistic, Gaussian(mechanism.kind, mechanism.clip, 0.0))
+        truth = sum(each[i].mean(silent).double() * n for i, n in enumerate(counts)) / sum(counts)
+        coins = Parameters(int(mechanism.levels.item()), int(mechanism.noise_bits.item()), mechanism.p)
+        std = variance(coins, contributed, float(mechanism.clip)).item() ** 0.5
+        errors.append((analysed(total, mechanism, contributed) - truth) / std)
+    found = torch.stack(errors)
+    assert found.shape == (4, 1, 31)
+    assert float(found.abs().max()) < 6
+    assert 0.7 < float(found.std()) < 1.3
+
+
+# --- the server's traffic ---------------------------------------------------------------------------------------------------------------
+
+
+class Couriers:
+    """A TCP port for each site, whose bytes go to the site's socket and back: the carrier of a server elsewhere, without TLS."""
+
+    def __init__(self, sockets: dict[str, Path]) -> None:
+        self.seen: list[bytes] = []
+        self.ports = {}
+        self._listeners = []
+        for name, path in sockets.items():
+            listener = socket.create_server(("127.0.0.1", 0))
+            self._listeners.append(listener)
+            self.ports[name] = listener.getsockname()[1]
+            threading.Thread(target=self._serve, args=(listener, Socket(path)), daemon=True).start()
+
+    def _serve(self, listener: socket.socket, door: Socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line, _ = listener.accept()
+                with line, line.makefile("rb") as reader:
+                    frame = reader.read(int.from_bytes(reader.read(4), "big"))
+                    reply = door.ask(frame, LIMIT)
+                    self.seen += [frame, reply]
+                    line.sendall(len(reply).to_bytes(4, "big") + reply)
+
+    def exchange(self, frames, timeout):
+        replies = {}
+        for name, frame in frames.items():
+            with socket.create_connection(("127.0.0.1", self.ports[name]), LIMIT) as line, line.makefile("rb") as reader:
+                line.sendall(len(frame).to_bytes(4, "big") + frame)
+                replies[name] = reader.read(int.from_bytes(reader.read(4), "big"))
+        return replies
+
+    def names(self):
+        return list(self.ports)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+@contextlib.contextmanager
+def captured(ports):
+    """A list that has the bytes of every connection to these ports, each way, once the block is left; empty without the right to look."""
+    streams: list[bytes] = []
+    try:
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    except (AttributeError, PermissionError):
+        yield streams
+        return
+    pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+    over = threading.Event()
+
+    def listen() -> None:
+        tap.settimeout(0.2)
+        while True:
+            try:
+                packet = tap.recv(2**17)
+            except TimeoutError:
+                if over.is_set():
+                    return
+                continue
+            if packet[12:14] != b"\x08\x00" or packet[23] != 6:
+                continue
+            ip = packet[14 : 14 + int.from_bytes(packet[16:18], "big")]
+            tcp = ip[4 * (ip[0] & 15) :]
+            way, payload = (int.from_bytes(tcp[:2], "big"), int.from_bytes(tcp[2:4], "big")), tcp[4 * (tcp[12] >> 4) :]
+            if payload and set(way) & set(ports):
+                pieces.setdefault(way, {})[int.from_bytes(tcp[4:8], "big")] = payload
+
+    with tap:
+        tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**24)
+        tap.bind(("lo", 0))
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield streams
+        finally:
+            over.set()
+            thread.join()
+    streams += [b"".join(payload for _, payload in sorted(found.items())) for found in pieces.values()]
+
+
+def spellings(counts: np.ndarray) -> list[bytes]:
+    """Each count in eight bytes of any kind, and neighbours in four bytes or in digits, which alone might be there by chance."""
+    alone = [counts.astype(kind)[i : i + 1].tobytes() for kind in ("<i8", ">i8", "<f8", ">f8") for i in range(len(counts))]
+    pairs = list(itertools.pairwise(counts.tolist()))
+    short = [np.array(pair, kind).tobytes() for kind in ("<i4", ">i4", "<f4", ">f4") for pair in pairs]
+    return alone + short + [mark.join(map(str, pair)).encode() for mark in (",", ", ", " ", "\n") for pair in pairs]
+
+
+def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tmp_path):
+    f = federation
+    order = replace(ORDER, epsilon=0.2, rounds=2)
+    couriers = Couriers(
+        {**{name: f.folder / "silos" / name / "gate.sock" for name in f.state["silos"]}, SITE: f.settings.with_name("shuffler.sock")}
+    )
+    with captured(couriers.ports.values()) as streams:
+        summary = conducted(f, order, tmp_path / "run", carrier=couriers)
+    couriers.close()
+    assert summary["ended"] == "finished"
+    assert streams or os.geteuid() != 0, "root sees the device"
+    traffic = b"|".join(streams or couriers.seen)
+    asked = [decode_request(frame, limit=2**20)[0] for frame in couriers.seen if frame[:4] == REQUEST]
+    passed = [decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign) for frame in couriers.seen if frame[:4] == OUTCOME]
+    assert len(asked) == len(passed) == 2
+    _, (seal, _) = store_of(f)
+    plain = []
+    for request, outcome in zip(asked, passed, strict=True):
+        assert isinstance(outcome, Passed)
+        assert {len(box) for box in request.boxes} == {box_length(31)}
+        assert len(request.boxes) == outcome.contributions == 3
+        opened = [open_box(box, request.round, seal)[0] for box in request.boxes]
+        assert np.array_equal(sum(c.counts for c in opened), outcome.totals)
+        assert all(traffic.count(box) == 2 for box in request.boxes), "from the silo, and to the shuffler: the capture is whole"
+        totals = outcome.totals.astype("<i8").tobytes()
+        assert traffic.count(totals) == 1
+        traffic = traffic.replace(totals, b"|")
+        plain += [c.counts for c in opened]
+    assert min(c.min() for c in plain) > 2**16, "three bytes and more, which are nowhere by chance"
+    for counts in plain:
+        assert not [form for form in spellings(counts) if form in traffic]
+        leaky = traffic + counts.astype("<i8").tobytes()
+        assert [form for form in spellings(counts) if form in leaky], "such a leak would be found"
+
+
+def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federation, trained, tmp_path):
+    """The very boxes of a round of the run, and two of another round, in 24 orders, to a shuffler with the same keys each time."""
+    f = federation
+    journal, seen = journal_of(f.folder / "runs/1"), []
+    while (recorded := journal.read()) is not None:
+        seen.append(recorded)
+    journal.close()
+    boxes = []
+    for recorded in seen[:3:2]:
+        replies = [decode_reply(recorded.replies[c.name], limit=2**20, silo_key=c.key) for c in f.cards]
+        boxes.append([reply.box for reply in replies if isinstance(reply, Sealed)])
+    outcome = decode_outcome(seen[1].replies[SITE], limit=2**20, shuffler_key=f.mixer.sign)
+    assert isinstance(outcome, Passed)
+    _, (seal, sign) = store_of(f)
+    settings, bits = Settings.load(f.settings), int(plan_order(ORDER, f.cards)[0].mechanisms["anchor"].levels.item())
+    bits += int(plan_order(ORDER, f.cards)[0].mechanisms["anchor"].noise_bits.item())
+    said = Counter()
+    for i, order in enumerate(itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)):
+        (path := tmp_path / f"{i}.db").touch()
+        store = Store.create(path, seal=public(seal), sign=public(sign))
+        pool = Pool(seal, settings.roster, largest=settings.largest)
+        door = Door(pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20)
+        said[door.handle(encode_request(Request(outcome.round, 31, bits, order), f.key))] += 1
+    (frame,) = said
+    again = decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign)
+    assert isinstance(again, Passed)
+    assert np.array_equal(again.totals, outcome.totals)
+    assert again.dropped == {hashlib.sha256(box).hexdigest(): "malformed" for box in boxes[1][:2]}
+
+
+# --- what breaks ------------------------------------------------------------------------------------------------------------------------
+
+
+class Fatal:
+    """Kills the shuffler at one of its requests: before it has come, or after its total was stored and before the reply is seen."""
+
+    def __init__(self, f, at: int, *, after: bool) -> None:
+        self._f, self._at, self._after, self._requests = f, at, after, 0
+        self.frames: list[bytes] = []
+
+    def exchange(self, frames, timeout):
+        if SITE not in frames:
+            return self._f.carrier.exchange(frames, timeout)
+        self._requests += 1
+        self.frames.append(frames[SITE])
+        if self._requests != self._at:
+            return self._f.carrier.exchange(frames, timeout)
+        if self._after:
+            assert self._f.carrier.exchange(frames, timeout)
+        kill(self._f, "shuffler daemon")
+        return {}
+
+    def names(self):
+        return self._f.carrier.names()
+
+
+class Losing:
+    """Brings the shuffler its requests and loses every reply."""
+
+    def __init__(self, f) -> None:
+        self._f, self.names = f, f.carrier.names
+
+    def exchange(self, frames, timeout):
+        replies = self._f.carrier.exchange(frames, timeout)
+        return {name: reply for name, reply in replies.items() if name != SITE}
+
+
+def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_nothing_twice(federation):
+    f, order, place = federation, replace(ORDER, epsilon=1.0), federation.folder / "runs/killed"
+    before = store_of(f)[0].since(0)
+    fatal = Fatal(f, 2, after=False)
+    summary = conducted(f, order, place, carrier=fatal, patience=BRIEF)
+    assert summary["iterates"] == 1
+    assert "the shuffler gave no total for question 2 (silent); what was charged stays charged" in summary["ended"]
+    assert [len(mine) for mine in charges(f, summary["run"])] == [2, 2, 2]
+    plan, _ = plan_order(order, f.cards)
+    two = sum(plan.rule.price(a.event, np.asarray(1))[1].item() for a in plan.asked[:2])
+    assert summary["silos"][0]["spent_epsilon_at_most"] == plan.rule.epsilon({"": np.asarray(two)}, np.asarray(0.0)).item()
+    assert len(set(fatal.frames[1:])) == 1, "the same bytes again and again"
+    assert store_of(f)[0].since(0) == before + 1
+    start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
+    lost = Fatal(f, 2, after=True)
+    summary = conducted(f, order, place, carrier=lost, patience=BRIEF)
+    assert lost.frames[0] == fatal.frames[-1], "the same boxes"
+    assert (summary["iterates"], summary["ended"][:42]) == (2, "the shuffler gave no total for question 3 ")
+    assert store_of(f)[0].since(0) == before + 3, "it was stored"
+    start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
+    done = json.loads(silodp("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json"))
+    assert (done["ended"], done["iterates"], done["questions"]) == ("finished", 4, 4)
+    assert store_of(f)[0].since(0) == before + 4, "one total for each round"
+    for mine in charges(f, done["run"]):
+        assert len(mine) == len({e.query_id for e in mine}) == 4
+    assert done["silos"][0]["spent_epsilon_at_most"] == plan.spent()[0, 0] <= 1.0
+
+
+def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_fewer(federation, tmp_path):
+    f, order = federation, replace(ORDER, epsilon=1.0, rounds=2)
+    before = store_of(f)[0].since(0)
+    kill(f, "gate silo-3")
+    with pytest.raises(BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"):
+        conducted(f, order, tmp_path / "all", patience=BRIEF)
+    assert [len(mine) for mine in charges(f, run_of(tmp_path / "all"))] == [1, 1, 0]
+    assert store_of(f)[0].since(0) == before
+
+    class Greedy(ShuffledRemote):
+        """A server that brings the shuffler what it has."""
+
+        def _live(self, query, asked, frames):
+            self._quorum = 2
+            return super()._live(query, asked, frames)
+
+        def _records(self, query, names, asked):
+            return 10**6
+
+    plan, run = plan_order(order, f.cards)
+    greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, patience=BRIEF)
+    counts = [card.records for card in f.cards]
+    with pytest.raises(Exception, match="passes on no total for question 1: Not even two boxes are left"):
+        next(run(ShuffledFederation(greedy, Everyone(3), counts), f.problem, f.problem.initial([0]), **plan.mechanisms))
+    assert store_of(f)[0].since(0) == before
+
+    words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", 60, "--retry", 1)
+    fewer = json.loads(silodp("federation", "run", "--folder", f.folder, *words, "--quorum", 2, "--out", tmp_path / "two", "--json"))
+    assert (fewer["ended"], fewer["iterates"]) == ("finished", 2)
+    assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]
+    assert store_of(f)[0].since(0) == before + 2
+    planned, _ = plan_order(replace(order, least=2), f.cards)
+    assert planned.mechanisms["anchor"].contributions == sum(sorted(counts)[:2]) < sum(counts)
+    assert planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
+
+    with pytest.raises(BadInput, match="the shuffler gave no total for question 1"):
+        conducted(f, replace(order, least=2), tmp_path / "lost", carrier=Losing(f), patience=BRIEF)
+    assert store_of(f)[0].since(0) == before + 3, "a total of two silos is stored, and no server has seen it"
+
+    start(f, "gate silo-3", "silo", "serve", f.state["silos"]["silo-3"])
+    found = conducted(f, replace(order, least=2), tmp_path / "lost")
+    assert found["ended"] == "finished", "the third silo is back, but the first question had two boxes"
+    assert [silo["answered"] for silo in found["silos"]] == [2, 2, 1]
+    whole = conducted(f, order, tmp_path / "all")
+    assert whole["ended"] == "finished"
+    assert [len(mine) for mine in charges(f, whole["run"])] == [2, 2, 2], "the question that two had paid for is not paid again"
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------------------------
+
+
+def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refused_in_a_sentence(federation, tmp_path):
+    f = federation
+    mixed = [f.cards[0], replace(f.cards[1], rule="gdp"), f.cards[2]]
+    for cards, trust, said in (
+        (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule gdp; a run through a shuffler"),
+        (f.cards, "isrl", "silo silo-1 keeps its ledger by the rule totals; a run without a shuffler"),
+        (f.cards, "central", "trust 'central' is unknown"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            agree(cards, f.problem, trust)
+    with pytest.raises(BadInput, match="it must be between 2 and 3"):
+        plan_order(replace(ORDER, least=1), f.cards)
+    with pytest.raises(BadInput, match="not given"):
+        Conduct(f.cards, f.problem, ORDER, Nobody(), tmp_path / "run", key=f.key)
+    with pytest.raises(BadInput, match="'shuffler'"):
+        ShuffledRemote([replace(f.cards[0], name=SITE), *f.cards[1:]], Nobody(), shuffler=f.mixer, run="r", key=f.key)
+
+
+def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tmp_path):
+    """Replies of a carrier that lies: what the shuffler has not signed about this round counts as silence, and what does not add up stops."""
+    f, order = federation, replace(ORDER, epsilon=0.2, rounds=1, phase=1)
+    _, (_, sign) = store_of(f)
+    old = decode_outcome(journal_reply(f.folder / "runs/1"), limit=2**20, shuffler_key=f.mixer.sign)
+    assert isinstance(old, Passed)
+
+    class Lying:
+        def __init__(self, reply) -> None:
+            self._reply = reply
+
+        def exchange(self, frames, timeout):
+            if SITE not in frames:
+                return f.carrier.exchange(frames, timeout)
+            return {SITE: self._reply(frames[SITE])}
+
+        names = f.carrier.names
+
+    def round_of(frame):
+        return decode_request(frame, limit=2**20)[0].round
+
+    for i, (reply, said) in enumerate((
+        (lambda frame: encode_outcome(old, sign), "forged"),
+        (lambda frame: encode_outcome(replace(old, round=round_of(frame)), f.key), "forged"),
+        (lambda frame: encode_outcome(Declined("too-few", "0" * 63 + "1"), sign), "forged"),
+        (lambda frame: encode_outcome(replace(old, round=round_of(frame), contributions=2), sign), "over 454 records of 2 silos"),
+    )):  # fmt: skip
+        with pytest.raises(BadInput, match=said):
+            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), patience=Patience(0.3, 0.3, 0.3))
+
+
+def journal_reply(folder: Path) -> bytes:
+    journal = journal_of(folder)
+    replies = [recorded.replies[SITE] for recorded in iter(journal.read, None) if SITE in recorded.asked]
+    journal.close()
+    return replies[0]

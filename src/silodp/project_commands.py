@@ -125,8 +125,10 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     if context.info_name == "up":
         settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
         settings |= {"folder": str(folder / "federation")}
-    elif context.info_name == "run":
+    elif context.info_name in ("run", "evaluate"):
         settings |= {"folder": str(folder / "federation")}
+    if context.info_name == "evaluate":
+        settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
     for name in ("epsilon", "delta"):
         if context.info_name == "train" and name in settings:
             settings[name] = [str(settings[name])]

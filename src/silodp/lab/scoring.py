@@ -17,11 +17,13 @@ from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
+from silodp.core.schema import Schema
+from silodp.core.task import Task
 from silodp.lab.local import find_model
 from silodp.lab.training import Request, budgets_of, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
-from silodp.server.scoring import as_rows, gaussian_for, score
+from silodp.server.scoring import as_rows, gaussian_for, scorable, score
 from silodp.silo.gate import Gate
 from silodp.silo.heldout import split_records
 from silodp.silo.ledger import MemoryLedger
@@ -64,7 +66,7 @@ def profile_data(request: Request) -> dict:
     names = features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
     labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
     budgets = budgets_of(request, records, gaussian=True)
-    problem = Problem(*find_model("linear", len(names), 0))  # a gate has a model even where nobody asks about it
+    problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, request.seed)
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
@@ -78,7 +80,10 @@ def _connected(problem: Problem, records: Records, budgets: list[Budget], seed: 
 
 
 def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    problem = Problem(*find_model(request.model, features, classes), by_name(request.prox))
+    schema = Schema.load(request.schema) if request.schema else None
+    task, shape = (schema.task, schema.shape) if schema else (Task.plain(classes), ())
+    scorable(task)
+    problem = Problem(*find_model(request.model, features, task, shape), by_name(request.prox))
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping

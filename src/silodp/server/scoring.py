@@ -17,6 +17,7 @@ from torch import Tensor
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.query import CLIP_TOLERANCE, Gaussian, Query, Score, Statistic
+from silodp.core.task import Task
 from silodp.server.federation import Absent, Port
 
 Z = 1.959964
@@ -68,6 +69,12 @@ def noise_of(statistic: Statistic, mechanism: Gaussian, records: int, silo: int)
     multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
     own = float(multiplier if multiplier.ndim == 0 else multiplier.flatten()[silo if multiplier.numel() > 1 else 0])
     return own * 2 * statistic.norm * (1 + CLIP_TOLERANCE) / records  # type: ignore[union-attr]
+
+
+def scorable(task: Task) -> None:
+    """BadInput for survival times, of which a Score says nothing: it would count a time's bin as a class."""
+    if task.kind == "survival":
+        raise BadInput("the label is a survival time, which cannot be scored yet; evaluate models of classes or numbers")
 
 
 def score(

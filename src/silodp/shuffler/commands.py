@@ -49,6 +49,7 @@ COMMENTS = {
 def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any) -> dict[str, str]:
     """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose public keys are returned; or BadInput.
 
+    Without members, who need these keys to have pseudonyms, the roster is written empty: `serve` refuses it until they are in.
     `changes` are other values for fields of the settings, such as socket_group or rounds_per_hour.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -59,14 +60,14 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
     from silodp.shuffler.store import Store
 
     found: dict[str, Any] = {
-        "askers": tuple(askers), "roster": tuple(members), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
+        "askers": tuple(askers), "roster": tuple(members) or ("0" * 64, "1" * 64), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
         "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "log_bytes": 1_000_000, "socket": "shuffler.sock",
         "socket_mode": "0660", "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
     }  # fmt: skip
     settings = Settings.of(found | changes)
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
-    lines = [line for name, value in asdict(settings).items() for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")]
+    lines = [line for name, value in (asdict(settings) | {"roster": tuple(members)}).items() for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")]
     files = {
         "shuffler.toml": "\n".join(lines),
         settings.seal_key: seal.private_bytes_raw().hex() + "\n",
@@ -98,21 +99,25 @@ def _toml(value: Any) -> str:
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for settings, keys and store; made if it is not there.", show_default=False)],
     asker: Annotated[list[str], typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")],
-    member: Annotated[list[str], typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo.")],
     largest: Annotated[int, typer.Option(help="Records of the largest silo: more than this no member may claim.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later in shuffler.toml.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
-    Example: `silodp shuffler init mixer --asker KEY --member PSEUDONYM --member PSEUDONYM --largest 500`
+    Example: `silodp shuffler init mixer --asker KEY --largest 500`, and the silos' pseudonyms into mixer/shuffler.toml afterwards
     """
-    card = provision(folder, askers=asker, members=member, largest=largest)
+    card = provision(folder, askers=asker, members=member or (), largest=largest)
     if as_json:
         print(json.dumps(card))
         return
     out.print(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
     out.print(f"Silos seal their counts for {card['seal']}; give it to each of them yourself, not through the server.")
     out.print(f"The server knows your totals by {card['sign']}; both keys are in {folder / 'shuffler.json'}.")
+    if not member:
+        out.print("When they have sent you their pseudonyms, put these into roster.")
     out.print(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
 
 

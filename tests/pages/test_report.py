@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 
@@ -71,6 +72,15 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     assert "The seed was fixed (1)" in page
     assert "Signature" in page
     assert runs.fingerprint(trained) in page
+
+
+def test_the_report_of_a_run_that_was_scored_says_what_that_cost_too(trained, tmp_path):
+    scored = shutil.copytree(trained, tmp_path / "scored")
+    spent = json.loads((scored / "spent.json").read_text())
+    spent["silos"][0]["in_all"] = {"epsilon": 3.217, "delta": 1e-5}
+    (scored / "spent.json").write_text(json.dumps(spent))
+    assert "epsilon 3.217 in all, at most" in plain(report(runs.read(scored)))
+    assert "in all, at most" not in plain(report(runs.read(trained)))
 
 
 def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_where_more_was_spent(study):

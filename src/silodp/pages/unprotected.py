@@ -42,7 +42,9 @@ def sentences(run: Run) -> list[str]:
     if "test_error" in run.summary:
         said.append("The test error was measured on raw test records: a research figure, not private.")
     if dearest := max((silo["in_all"]["epsilon"] for silo in run.summary.get("silos", ()) if "in_all" in silo), default=None):
-        said.append(f"The model was scored on held-out records by private releases, which cost more: epsilon {dearest:.4g} in all, at most.")
+        said.append(
+            f"The model was scored on held-out records by private releases, which cost more: epsilon {dearest:.4g} in all, at most."
+        )
     if run.about.get("user_level"):
         said.append("Budgets were given for a whole silo's data; this page shows what that means for one record.")
     return [*said, *(DEPLOYED if run.kind == "federation" else SIMULATED), *ALWAYS]

@@ -67,7 +67,11 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
     settings = Settings.of(found | changes)
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
-    lines = [line for name, value in (asdict(settings) | {"roster": tuple(members)}).items() for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")]
+    lines = [
+        line
+        for name, value in (asdict(settings) | {"roster": tuple(members)}).items()
+        for line in (f"# {COMMENTS[name]}", f"{name} = {_toml(value)}", "")
+    ]
     files = {
         "shuffler.toml": "\n".join(lines),
         settings.seal_key: seal.private_bytes_raw().hex() + "\n",

@@ -224,7 +224,7 @@ def gallery(
     runs: Annotated[Path, typer.Option(help="Where `silodp reproduce` has put its folders.")] = Path("runs/reproduce"),
     docs: Annotated[Path, typer.Option(help="Where the pages, and the tables and figures beside them, are kept.")] = Path("docs"),
 ) -> None:
-    """Pages of results (figures, leaderboard, where variance reduction helps) from the tables of finished studies.
+    """Pages of results (figures, leaderboard, where variance reduction helps, what a shuffler buys) from the tables of finished studies.
 
     Takes the tables of studies that are finished in --runs along, and redraws everything from the tables in --docs.
 

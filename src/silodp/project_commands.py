@@ -93,11 +93,14 @@ README = """\
 - {model}
 {data}
 ## On one machine, to try it
-    silodp train --project .
+    silodp train --project . --held-out 0.2
+    silodp evaluate runs/train
+    silodp report runs/train
 
 ## Over a network engine, each silo a process of its own
-    silodp federation up --project . --engine flower
+    silodp federation up --project . --engine flower --held-out 0.2
     silodp federation run --project .
+    silodp federation evaluate --project .
     silodp federation down --folder federation
 
 ## In earnest, each silo on its own machine

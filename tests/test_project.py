@@ -213,6 +213,17 @@ def test_survival_and_regression_are_learnt(silodp, tmp_path):
     assert trained(silodp, tmp_path, label, rows, "x,y", model="linear", step=1, clip=1, rounds=30)["test_loss"] < 0.01
 
 
+def test_a_project_with_a_model_of_its_own_is_evaluated_at_the_tasks_own_loss(silodp, trial):
+    code, out, err = silodp("train", "--project", trial, "--held-out", 0.2, "--rounds", 3, "--seed", 1, "--json")
+    assert code == 0, err
+    code, out, err = silodp("evaluate", "runs/train", "--epsilon", 3, "--seed", 1, "--json")
+    assert code == 0, err
+    all_, north, *_ = json.loads(out)["scores"]
+    assert (all_["held_out"], north["held_out"]) == (950, 600)
+    loss = all_["figures"]["loss"]  # weighted by 0.15 and 1 on one patient in seven; unweighted it would be about 0.7
+    assert loss["value"] < 0.35
+
+
 def test_a_cnn_learns_from_folders_of_images(silodp, tmp_path):
     draw = np.random.default_rng(0)
     for silo, n in (("north", 40), ("south", 20)):

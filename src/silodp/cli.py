@@ -224,7 +224,7 @@ def gallery(
     runs: Annotated[Path, typer.Option(help="Where `silodp reproduce` has put its folders.")] = Path("runs/reproduce"),
     docs: Annotated[Path, typer.Option(help="Where the pages, and the tables and figures beside them, are kept.")] = Path("docs"),
 ) -> None:
-    """Pages of results (figures, leaderboard, where variance reduction helps) from the tables of finished studies.
+    """Pages of results (figures, leaderboard, where variance reduction helps, what a shuffler buys) from the tables of finished studies.
 
     Takes the tables of studies that are finished in --runs along, and redraws everything from the tables in --docs.
 
@@ -413,7 +413,7 @@ def train(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     algorithm: AlgorithmName = "spider",
     model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module.")] = "mlp:8",
-    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:-1:1, ...")] = "zero",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ...")] = "zero",
     epsilon: Annotated[list[str] | None, typer.Option(help="Budget: a number, or NAME=NUMBER for one silo; may be repeated.")] = None,
     delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
     rounds: Rounds = 25,
@@ -476,7 +476,7 @@ def train(
     out.print(table)
     score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
     if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
-        out.print(f"{', '.join(told).capitalize()} on held-out records (looked at raw data: a research figure, not private).")
+        out.print(f"{', '.join(told).capitalize()} on test records (looked at raw data: a research figure, not private).")
     if summary["note"]:
         out.print(summary["note"])
     out.print(f"Model: {summary['model']}")

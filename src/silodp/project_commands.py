@@ -93,11 +93,14 @@ README = """\
 - {model}
 {data}
 ## On one machine, to try it
-    silodp train --project .
+    silodp train --project . --held-out 0.2
+    silodp evaluate runs/train
+    silodp report runs/train
 
 ## Over a network engine, each silo a process of its own
-    silodp federation up --project . --engine flower
+    silodp federation up --project . --engine flower --held-out 0.2
     silodp federation run --project .
+    silodp federation evaluate --project .
     silodp federation down --folder federation
 
 ## In earnest, each silo on its own machine
@@ -125,8 +128,10 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     if context.info_name == "up":
         settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
         settings |= {"folder": str(folder / "federation")}
-    elif context.info_name == "run":
+    elif context.info_name in ("run", "evaluate"):
         settings |= {"folder": str(folder / "federation")}
+    if context.info_name == "evaluate":
+        settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
     for name in ("epsilon", "delta"):
         if context.info_name == "train" and name in settings:
             settings[name] = [str(settings[name])]

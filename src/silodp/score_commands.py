@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput
+from silodp.core.schema import Schema
 from silodp.federation_commands import Folder, Json, _card, _carrier, _load, _problem, _read_key, _run_folder, federation
+from silodp.project_commands import Project
 
 if TYPE_CHECKING:
     from silodp.core.accounting import Budget
@@ -102,6 +104,8 @@ def federation_evaluate(
     bins: Bins = 10,
     cap: Cap = 4.0,
     deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
+    project: Project = None,
     as_json: Json = False,
 ) -> None:
     """Score a run's model on the records that the silos hold out: the gates must have been made with --held-out.
@@ -113,14 +117,13 @@ def federation_evaluate(
     import torch
     from safetensors.torch import load_file
 
-    from silodp.core.schema import Schema
     from silodp.server.scoring import as_rows, gaussian_for, score
 
     place = run or _run_folder(folder.resolve() / "runs", resume=True)
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
-    problem = _problem(cards[0], None)
+    problem = _problem(cards[0], model)
     try:
         stored = load_file(place / "model.safetensors")
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]

@@ -162,6 +162,19 @@ def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(folder,
     assert card["seal"] in out
 
 
+def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(folder, monkeypatch, capsys):
+    """Silos need its key to have pseudonyms, so it comes first."""
+    code, out, _ = silodp(monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10)
+    assert code == 0
+    assert "put these into roster" in out
+    path = folder / "m/shuffler.toml"
+    code, _, err = silodp(monkeypatch, capsys, "serve", path)
+    assert code == 2
+    assert "roster is ()" in err
+    path.write_text(path.read_text().replace("roster = []", f"roster = {json.dumps(ROSTER)}"))
+    assert Settings.load(path).roster == tuple(ROSTER)
+
+
 def test_the_settings_have_every_field_with_a_comment_and_no_other(folder):
     path, _ = made(folder)
     text = path.read_text()

@@ -141,7 +141,8 @@ def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = N
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in store.runs():
         groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)
-    candidates = [_free_row(rows) for rows in groups.values()]
+    found = [_free_row(rows) for rows in groups.values()]  # in the order in which they were finished
+    candidates = sorted(found, key=lambda row: (row["rounds"], row.get("phase", 1), row["step"], row["clip"]))
     answer = {"free": True, "candidates": candidates, "chosen": _free_row(best_settings(store.runs())), "spent_on_silos": 0.0}
     return _finish(folder, answer)
 

@@ -40,7 +40,7 @@ def sentences(run: Run) -> list[str]:
     if run.summary.get("note"):
         said.append(str(run.summary["note"]))
     if "test_error" in run.summary:
-        said.append("The test error was measured on raw held-out records: a research figure, not private.")
+        said.append("The test error was measured on raw test records: a research figure, not private.")
     if run.about.get("user_level"):
         said.append("Budgets were given for a whole silo's data; this page shows what that means for one record.")
     return [*said, *(DEPLOYED if run.kind == "federation" else SIMULATED), *ALWAYS]

@@ -51,6 +51,7 @@ COMMENTS = {
 def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any) -> dict[str, str]:
     """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose public keys are returned; or BadInput.
 
+    Without members, who need these keys to have pseudonyms, the roster is written empty: `serve` refuses it until they are in.
     `changes` are other values for fields of the settings, such as socket_group or rounds_per_hour.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -61,7 +62,7 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
     from silodp.shuffler.store import Store
 
     found: dict[str, Any] = {
-        "askers": tuple(askers), "roster": tuple(members), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
+        "askers": tuple(askers), "roster": tuple(members) or ("0" * 64, "1" * 64), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
         "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "log_bytes": 1_000_000, "socket": "shuffler.sock",
         "socket_mode": "0660", "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
     }  # fmt: skip
@@ -133,7 +134,7 @@ def init(
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
-    Example: `silodp shuffler init mixer --asker KEY --member PSEUDONYM --member PSEUDONYM --largest 500`
+    Example: `silodp shuffler init mixer --asker KEY --largest 500`, and the silos' pseudonyms into mixer/shuffler.toml afterwards
     """
     card = provision(folder, askers=asker, members=member or (), largest=largest)
     if as_json:

@@ -1,9 +1,9 @@
 """The transcript attack on a shuffle: tell two neighbouring data sets apart by the totals of all rounds, or by one silo's own counts.
 
-It runs the code that users run: in simulation calibrate_shuffled, ShuffledFederation, ThroughShuffler, Gate, MemoryLedger and Simulated; of a
-deployment the silos' own arithmetic (Exact) and the shuffler's choice and addition (Pool), without seals. The attacker knows every record but
-one, and projects what it sees on the direction in which that one pulls. Sums of thousands of coins are close to Gaussian, so the
-scores are read like those of `transcript`: as a separation mu, which epsilon_of turns into an epsilon.
+It runs the code that users run: in simulation calibrate_shuffled, ShuffledFederation, ThroughShuffler, Gate, MemoryLedger and Simulated;
+of a deployment the silos' own arithmetic (Exact) and the shuffler's choice and addition (Pool), without seals. The attacker knows every
+record but one, and projects what it sees on the direction in which that one pulls. Sums of thousands of coins are close to Gaussian, so
+the scores are read like those of `transcript`: as a separation mu, which epsilon_of turns into an epsilon.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _scores(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.ndarr
 
 @dataclass(frozen=True)
 class Deployed:
-    """Silos with a deployed gate's arithmetic, and a pool that adds up their counts; `alone`: the first one's, as the shuffler sees them."""
+    """Silos with a deployed gate's arithmetic, and a pool that adds up their counts; `alone`: what the shuffler sees of the first."""
 
     world: Records
     mechanism: Shuffled

@@ -26,8 +26,8 @@ from rich.console import Console
 from silodp.core.errors import BadInput
 
 NEEDED = {
-    "cryptography": "43", "dp-accounting": "0.6", "matplotlib": "3.9", "numpy": "1.26", "pandas": "2.2", "pyarrow": "16", "rich": "13",
-    "safetensors": "0.4", "scikit-learn": "1.5", "scipy": "1.13", "threadpoolctl": "3", "torch": "2.6", "typer": "0.12",
+    "cryptography": "43", "dp-accounting": "0.6", "matplotlib": "3.9", "numpy": "1.26", "pandas": "2.2", "pillow": "11", "pyarrow": "16",
+    "rich": "13", "safetensors": "0.4", "scikit-learn": "1.5", "scipy": "1.13", "threadpoolctl": "3", "torch": "2.6", "typer": "0.12",
 }  # fmt: skip
 ENGINES = {"nvflare": ("nvflare", "2.9.0"), "flower": ("flwr", "1.41.0")}
 PYTHON, SQLITE = (3, 11), (3, 37, 0)

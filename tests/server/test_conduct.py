@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from silodp.core.card import Card
+from silodp.core.codec import Answer
 from silodp.core.losses import logistic
 from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Grad, Query
@@ -24,8 +25,8 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     query = Query(Grad(problem.initial([0])), Gaussian("gradient", 1.0, 2.0))
     record = Progress(tmp_path, keep=False)
     tally = _Tally([card], plan, record)
-    told = Told(sequence=0, query=query, event=query.event, answered=("a",), dropped={}, replayed=False)
-    tally._look(told, {"a": type("Answer", (), {"value": torch.zeros(1, 3)})()})
+    told = Told(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
+    tally._look(told, {"a": Answer("a", "q", "0" * 64, torch.zeros(1, 3), query.event(), 1, "0" * 64)})
     record.close()
     line = json.loads((tmp_path / "progress.jsonl").read_text())
     assert line["noise"] == pytest.approx(2.0 * 2 / 50 * 3**0.5)

@@ -166,7 +166,7 @@ def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(f
     """Silos need its key to have pseudonyms, so it comes first."""
     code, out, _ = silodp(monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10)
     assert code == 0
-    assert "put these into roster" in out
+    assert "no member yet" in out
     path = folder / "m/shuffler.toml"
     code, _, err = silodp(monkeypatch, capsys, "serve", path)
     assert code == 2

@@ -191,7 +191,7 @@ def test_thousands_of_hostile_frames_get_valid_replies_within_the_budget_and_ali
     charged = [entry for entry in ledger.entries() if entry.act == "charge"]
     assert {entry.query_id for entry in charged} == set(answers)
     ledger.verify()
-    seldom = {"contributions", "expired", "paused", "run-limit", "rate", "purged", "ledger", "internal", "id"}
+    seldom = {"contributions", "local", "round", "expired", "paused", "run-limit", "rate", "purged", "ledger", "internal", "id"}
     assert set(CODES) - seldom <= set(codes), set(CODES) - seldom - set(codes)
     assert not seldom & set(codes)
 

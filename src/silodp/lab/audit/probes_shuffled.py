@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from silodp.core.accounting import gdp_mu
-from silodp.core.box import Contribution, box_length, open_box
+from silodp.core.box import Contribution, box_length, open_box, seal
 from silodp.core.codec import Sealed, decode_reply
 from silodp.core.errors import Refused
 from silodp.core.query import Grad, Query, Shuffled
@@ -167,6 +168,11 @@ class Member(Silo):
     def sent(self, query_id: str, name: str = "0") -> Contribution:
         return open_box(self.box(query_id, name), self.round(name), SEAL)[0]
 
+    def second(self) -> bytes:
+        """Another box of its own for the first round, as no gate would make it."""
+        first = self.sent("one")
+        return seal(replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym)
+
 
 def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A reply is a box of fixed length on the silo's condition; asked again it is the same bytes; another round has other coins."""
@@ -191,7 +197,7 @@ def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
     pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
     boxes = [member.box("one") for member in members]
-    for what, few in (("three of four", boxes[:3]), ("three, one of them twice,", [*boxes[:3], members[0].box("two")])):
+    for what, few in (("three of four", boxes[:3]), ("three, one of them twice,", [*boxes[:3], members[0].second()])):
         try:
             pool.total(Request(members[0].round(), DIM, BITS, tuple(few)))
         except Refused:
@@ -211,7 +217,7 @@ def one_total(pipeline: Pipeline, seed: int, folder: Path) -> None:
     pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
     door = ShufflerDoor(pool, store, key=SIGN, askers=[public(SERVER)], rounds_per_hour=10, limit=2**20)
     first = [member.box("one") for member in members]
-    others = [*first[:3], members[3].box("two")]
+    others = [*first[:3], members[3].second()]
     one, two = (door.handle(encode_request(Request(members[0].round(), DIM, BITS, tuple(boxes)), SERVER)) for boxes in (first, others))
     if not isinstance(decode_outcome(one, limit=2**20, shuffler_key=public(SIGN)), Passed):
         raise Caught("the shuffler passes nothing on")

@@ -41,7 +41,7 @@ def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: st
 
 def sites(folder: Path, state: Mapping[str, Any]) -> dict[str, Path]:
     """The socket behind each courier, by the name of its site."""
-    found = {name: folder / "silos" / name / "gate.sock" for name in state["silos"]}
+    found = {name: Path(policy).parent / "gate.sock" for name, policy in state["silos"].items()}
     return found | ({SITE: folder / SITE / "shuffler.sock"} if state.get("shuffler") else {})
 
 

@@ -196,7 +196,7 @@ FIGURES: dict[str, Study] = {
 }  # fmt: skip
 """The paper's seven figures with the grids of its appendix (evenly spaced is read as linear); slopes and local steps are ours.
 
-For CIFAR-10, where a run takes each of 48,000 images in every round, a part of them: two steps, two clips, phases 1 and 2, no alternate
+For CIFAR-10, where a run takes each of 48,000 images in every round, a part of them: two steps, one clip, phases 1 and 2, no alternate
 form, three epsilons and three splits.
 """
 

@@ -16,3 +16,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "@" in (grouped := getattr(item, "_nodeid", "")) and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
+
+
+@pytest.fixture(autouse=True)
+def one_umask():
+    """`serve` narrows the process's umask for good; what the next test makes must not depend on it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    yield
+    os.umask(mask)

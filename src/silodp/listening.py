@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from silodp.core.errors import BadInput
+from silodp.core.tables import check_text, check_texts, check_whole
 
 LINE_CODES: dict[str, str] = {
     "size": "The frame is longer than any that makes sense here, or than the settings' maximum_frame.",
@@ -42,8 +43,10 @@ KEPT_LOGS = 5
 
 
 class Site(Protocol):
-    """Where a daemon listens, and who may knock."""
+    """Where a daemon listens and keeps its log, and who may knock."""
 
+    @property
+    def log_bytes(self) -> int: ...
     @property
     def socket(self) -> str: ...
     @property
@@ -58,6 +61,16 @@ class Site(Protocol):
     def timeout(self) -> float: ...
     @property
     def maximum_frame(self) -> int: ...
+
+
+def check_site(kind: str, site: Site) -> None:
+    """Raises BadInput, which calls the settings' file `kind`, for a value that no daemon could listen by."""
+    check_text(kind, "socket_group", site.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
+    wanted = 'octal with read and write for the owner and nothing for others, such as "0660"'
+    check_text(kind, "socket_mode", site.socket_mode, r"06[0-7]0", wanted)
+    check_texts(kind, "couriers", site.couriers)
+    for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
+        check_whole(kind, name, getattr(site, name), least, most)
 
 
 # --- who may open what --------------------------------------------------------------------------------------------------------------
@@ -367,6 +380,18 @@ def signalled() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(before)
             for kind, handler in handlers.items():
                 signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[socket.socket]:
+    """`signalled`, in a process that leaves no core and makes files for its own user alone, as long as it serves."""
+    leave_no_core()
+    mask = os.umask(0o077)
+    try:
+        with signalled() as stop:
+            yield stop
+    finally:
+        os.umask(mask)
 
 
 def tell_systemd(words: str) -> None:

@@ -168,9 +168,7 @@ def serve(settings: SettingsFile) -> None:
     """
     from silodp.shuffler import daemon
 
-    os.umask(0o077)
-    listening.leave_no_core()
-    with listening.signalled() as stop:
+    with listening.guarded() as stop:
         daemon.serve(settings, stop, lambda found: print(f"the shuffler answers at {found.socket}", flush=True))
 
 

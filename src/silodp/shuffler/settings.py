@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.tables import check_text, check_whole, read_toml
+from silodp.listening import check_site
 
 KEY = "Ed25519 public keys of 64 lower-case hexadecimal digits"
 
@@ -41,33 +41,21 @@ class Settings:
             if not isinstance(keys, tuple) or len(keys) < least:
                 raise BadInput(f"settings: {name} is {keys!r:.100}; it must be a list of at least {least}: {KEY}")
             for key in keys:
-                _match(name, key, r"[0-9a-f]{64}", KEY)
+                check_text("settings", name, key, r"[0-9a-f]{64}", KEY)
             if len(set(keys)) < len(keys):
                 raise BadInput(f"settings: {name} names a key twice; each must be another's")
         for name in ("seal_key", "sign_key", "store", "log", "socket"):
-            _match(name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
-        _match("socket_group", self.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
-        _match("socket_mode", self.socket_mode, r"06[0-7]0", 'octal with read and write for the owner, nothing for others, such as "0660"')
-        if not isinstance(self.couriers, tuple) or not all(isinstance(item, str) for item in self.couriers):
-            raise BadInput(f"settings: couriers is {self.couriers!r}; it must be a list of texts")
-        for name, least, most in (
-            ("largest", 1, 2**40), ("rounds_per_hour", 1, 2**31), ("log_bytes", 1000, 2**40), ("connections", 1, 1024),
-            ("maximum_frame", 1000, 2**32 - 1),
-        ):  # fmt: skip
-            if type(value := getattr(self, name)) is not int or not least <= value <= most:
-                raise BadInput(f"settings: {name} is {value!r}; it must be an integer from {least} to {most}")
+            check_text("settings", name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
+        check_site("settings", self)
+        check_whole("settings", "largest", self.largest, 1, 2**40)
+        check_whole("settings", "rounds_per_hour", self.rounds_per_hour, 1, 2**31)
         if type(self.timeout) not in (int, float) or not 0 < self.timeout <= 3600:
             raise BadInput(f"settings: timeout is {self.timeout!r}; it must be a number of seconds above 0, at most 3600")
 
     @classmethod
     def load(cls, path: str | Path) -> Settings:
         """The settings in a TOML file, their paths taken from its own folder; BadInput names the field that cannot be used."""
-        try:
-            settings = cls.of(tomllib.loads(Path(path).read_text("utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"settings {str(path)!r} cannot be read ({type(error).__name__}); give the path of a TOML file") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"settings {str(path)!r} is not TOML: {error}") from None
+        settings = cls.of(read_toml("settings", path))
         folder = Path(path).resolve().parent
         return replace(
             settings, **{name: str(folder / getattr(settings, name)) for name in ("seal_key", "sign_key", "store", "log", "socket")}
@@ -81,8 +69,3 @@ class Settings:
             raise BadInput(f"settings: the field {wrong[0]!r} is unknown or missing; the fields are {', '.join(names)}")
         found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
         return cls(**found)
-
-
-def _match(name: str, value: object, pattern: str, wanted: str) -> None:
-    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
-        raise BadInput(f"settings: {name} is {value!r:.100}; it must be {wanted}")

@@ -24,17 +24,18 @@ takes part in a shuffle; `silodp silo init` writes them with comments.
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import LocalSteps, Mechanism, Query, Sampling, Shuffled, Statistic
+from silodp.core.tables import check_text, check_texts, check_whole, read_toml
+from silodp.listening import check_site
 
 HOUR = 3600.0
 STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
@@ -113,10 +114,10 @@ class Policy:
     askers: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _match("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
+        _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
         _number("epsilon", self.epsilon, above=0)
         _number("delta", self.delta, above=0, below=1)
-        _match("definition", self.definition, r"[0-9a-f]{64}", "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits")
+        _text("definition", self.definition, r"[0-9a-f]{64}", "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits")
         _choice("statistics", self.statistics, STATISTICS)
         _choice("samplings", self.samplings, SAMPLINGS)
         if not isinstance(self.clip, tuple) or len(self.clip) != 2:
@@ -128,19 +129,18 @@ class Policy:
         _number("minimum_noise_multiplier", self.minimum_noise_multiplier, above=0)
         _number("minimum_batch", self.minimum_batch, above=0)
         for name in ("maximum_local_steps", "queries_per_run", "queries_per_hour"):
-            if type(value := getattr(self, name)) is not int or not 0 < value < 2**31:
-                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from 1 to 2147483647")
+            check_whole("policy", name, getattr(self, name), 1, 2**31 - 1)
         if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
             raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
         if not isinstance(self.askers, tuple) or not self.askers:
             raise BadInput(f"policy: askers is {self.askers!r}; it must be a list of at least one public key")
         for key in self.askers:
-            _match("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
+            _text("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
         """The policy in a TOML file, whose tables [daemon] and [shuffle] are not its own; BadInput names the field that cannot be used."""
-        return cls.of({name: value for name, value in _read(path).items() if name not in ("daemon", "shuffle")})
+        return cls.of({name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle")})
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
@@ -213,18 +213,17 @@ class Shuffling:
     maximum_local_epsilon: float = math.inf
 
     def __post_init__(self) -> None:
-        _match("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
-        _match("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
+        _text("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
+        _text("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
         for name, least in (("contributions", 1), ("colluding", 0)):
-            if type(value := getattr(self, name)) is not int or not least <= value < 2**42:
-                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {2**42 - 1}")
+            check_whole("policy", name, getattr(self, name), least, 2**42 - 1)
         if self.maximum_local_epsilon != math.inf:  # which sets no limit
             _number("maximum_local_epsilon", self.maximum_local_epsilon, above=0)
 
     @classmethod
     def load(cls, path: str | Path) -> Shuffling | None:
         """The table in a policy file, or None where it has none; the pseudonym's path is taken from the file's own folder."""
-        table = _read(path).get("shuffle")
+        table = read_toml("policy", path).get("shuffle")
         if table is None:
             return None
         if not isinstance(table, dict):
@@ -267,19 +266,11 @@ class Place:
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
-            _match(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
-        _match("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
-        _match("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
-        _match("socket_group", self.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
-        _match(
-            "socket_mode", self.socket_mode, r"06[0-7]0", 'octal with read and write for the owner and nothing for others, such as "0660"'
-        )
-        for name in ("classes", "couriers"):
-            if not isinstance(value := getattr(self, name), tuple) or not all(isinstance(item, str) for item in value):
-                raise BadInput(f"policy: {name} is {value!r}; it must be a list of texts")
-        for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
-            if type(value := getattr(self, name)) is not int or not least <= value <= most:
-                raise BadInput(f"policy: {name} is {value!r}; it must be an integer from {least} to {most}")
+            _text(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
+        _text("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
+        _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
+        check_texts("policy", "classes", self.classes)
+        check_site("policy", self)
         _number("timeout", self.timeout, above=0, below=3601)
         if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
             raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
@@ -287,7 +278,7 @@ class Place:
     @classmethod
     def load(cls, path: str | Path) -> Place:
         """The settings in a policy file, their paths taken from the file's own folder; BadInput names the field that cannot be used."""
-        table = _read(path).get("daemon")
+        table = read_toml("policy", path).get("daemon")
         if not isinstance(table, dict):
             raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
         place, folder = cls(**_complete(cls, table)), Path(path).resolve().parent
@@ -301,15 +292,6 @@ class Place:
         """FILE.py of a model FILE.py:FUNCTION."""
         path, _, function = self.model.rpartition(":")
         return path if path.endswith(".py") and function else None
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"policy {str(path)!r} cannot be read ({type(error).__name__}); give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"policy {str(path)!r} is not TOML: {error}") from None
 
 
 def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,9 +312,7 @@ def _number(name: str, value: object, *, above: float, below: float = 1e300) -> 
         raise BadInput(f"policy: {name} is {value!r}; it must be a number above {above:g} and below {below:g}")
 
 
-def _match(name: str, value: object, pattern: str, wanted: str) -> None:
-    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
-        raise BadInput(f"policy: {name} is {value!r:.100}; it must be {wanted}")
+_text = partial(check_text, "policy")
 
 
 def _choice(name: str, value: object, known: Iterable[str]) -> None:

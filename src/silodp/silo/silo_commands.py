@@ -338,9 +338,7 @@ def serve(policy: PolicyFile) -> None:
     """
     from silodp.silo import daemon
 
-    os.umask(0o077)
-    listening.leave_no_core()
-    with listening.signalled() as stop:
+    with listening.guarded() as stop:
         daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
 
 

@@ -7,9 +7,10 @@ Neighbours replace one record and n is public; noise multiplier means std / sens
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -287,8 +288,25 @@ class Shared:
     count: int = 1
 
 
+class _Clipped:
+    """What mechanisms have in common: they clip, and they take a batch."""
+
+    clip: Number
+    sampling: Sampling
+
+    def clipped(self, clip: Number) -> Self:
+        """The same mechanism at another clip: the noise follows the clip, the price stays."""
+        return replace(self, clip=clip)  # type: ignore[type-var]
+
+    def at(self, index: int) -> Self:
+        """The mechanism of round `index`: takes that batch of a partition; other samplings draw anew by themselves."""
+        if isinstance(self.sampling, DisjointBatches):
+            return replace(self, sampling=replace(self.sampling, index=index))  # type: ignore[type-var]
+        return self
+
+
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class Gaussian(_Clipped):
     """A mean of records clipped to `clip`, plus N(0, std^2) with std = noise_multiplier x 2 clip / batch.
 
     `noise_multiplier` is a number, or one per run and silo with shape (J, N): each silo has a budget of its own.
@@ -299,16 +317,6 @@ class Gaussian:
     clip: Number
     noise_multiplier: Number
     sampling: Sampling = FullBatch()
-
-    def clipped(self, clip: Number) -> Gaussian:
-        """The same mechanism at another clip: the noise follows the clip, the price stays."""
-        return replace(self, clip=clip)
-
-    def at(self, index: int) -> Gaussian:
-        """The mechanism of round `index`: takes that batch of a partition; other samplings draw anew by themselves."""
-        if isinstance(self.sampling, DisjointBatches):
-            return replace(self, sampling=replace(self.sampling, index=index))
-        return self
 
     def sensitivity(self, n: int) -> Number:
         """Largest change of the mean when one of n records is replaced: 2 clip / batch, with the rounding tolerance charged."""
@@ -324,7 +332,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True, eq=False)
-class Shuffled:
+class Shuffled(_Clipped):
     """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits` coins (core.shuffle), for a shuffler to add.
 
     The shuffler passes totals on once `contributions` records or more are in them, so this is the noise that the price counts on. Levels
@@ -339,13 +347,9 @@ class Shuffled:
     p: float = 0.5
     sampling: Sampling = FullBatch()
 
-    def clipped(self, clip: Number) -> Shuffled:
-        return replace(self, clip=clip)
-
-    def at(self, index: int) -> Shuffled:
-        if isinstance(self.sampling, DisjointBatches):
-            return replace(self, sampling=replace(self.sampling, index=index))
-        return self
+    def contributed(self, counts: Iterable[int]) -> int:
+        """How many records silos of these sizes contribute in a round."""
+        return sum(int(self.sampling.batch(n)) for n in counts)
 
     def event(self, releases: int = 1, dimension: int = 1) -> Shared:
         return Shared(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)

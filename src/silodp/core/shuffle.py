@@ -140,17 +140,27 @@ def _permutation(n: int, random_bytes: RandomBytes) -> np.ndarray:
 # --- analyzer -------------------------------------------------------------------------------------------------------------------
 
 
+def sum_in_total(total, span, contributions: int, levels, noise_bits, p: float):
+    """A_1D: unbiased estimate of the sum of m values in [0, span]: span / g (total - p b m); of numbers, arrays or tensors alike."""
+    return (total - p * (noise_bits * contributions)) * (span / levels)
+
+
+def mean_in_total(total, clip, contributions: int, levels, noise_bits, p: float):
+    """A_vec: unbiased estimate of the mean of m clipped records: A_1D over [0, 2L], less m L, over m."""
+    return (sum_in_total(total, 2 * clip, contributions, levels, noise_bits, p) - contributions * clip) / contributions
+
+
 def analyze_sum(total: np.ndarray, span: float, contributions: int, parameters: Parameters) -> np.ndarray:
-    """A_1D: unbiased estimate of the sum of m values in [0, span] from the number of ones: span / g (total - p b m)."""
-    return (total - parameters.p * (parameters.noise_bits * contributions)) * (span / parameters.levels)
+    """A_1D from the number of ones."""
+    return sum_in_total(total, span, contributions, parameters.levels, parameters.noise_bits, parameters.p)
 
 
 def analyze_counts(total: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
-    """A_vec: unbiased estimate of the mean of the m clipped records from the totals: A_1D over [0, 2L], less m L, over m."""
+    """A_vec from the totals, which are checked."""
     total = np.asarray(total)
     if contributions < 1 or total.min() < 0 or total.max() > contributions * parameters.bits:
         raise BadInput(f"a total lies outside 0 .. {contributions * parameters.bits}, the range of {contributions} contributions")
-    return (analyze_sum(total, 2 * clip, contributions, parameters) - contributions * clip) / contributions
+    return mean_in_total(total, clip, contributions, parameters.levels, parameters.noise_bits, parameters.p)
 
 
 def analyze_bits(shuffled: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
@@ -238,12 +248,20 @@ def numerical(
         release = noise(Parameters(levels, b, p), contributions, dimension)
         return epsilon([(release, rounds)], target_delta) <= target_epsilon
 
-    low, high = 0, min(most, math.ceil((multiplier * levels) ** 2 / (p * (1 - p) * contributions)))
+    bits = least_bits(fits, math.ceil((multiplier * levels) ** 2 / (p * (1 - p) * contributions)), most)
+    if bits is None:
+        raise BadInput(f"no noise up to {MAX_TRIALS} bits gives epsilon = {target_epsilon:g}; use fewer levels than {levels}")
+    return Parameters(levels, bits, p)
+
+
+def least_bits(fits: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """The least b with fits(b), for noise of which more always fits; None where even `most` does not."""
+    low, high = 0, min(most, max(1, guess))
     while not fits(high):
         if high == most:
-            raise BadInput(f"no noise up to {MAX_TRIALS} bits gives epsilon = {target_epsilon:g}; use fewer levels than {levels}")
+            return None
         low, high = high, min(most, math.ceil(high * 1.1) + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return Parameters(levels, high, p)
+    return high

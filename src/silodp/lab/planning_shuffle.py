@@ -26,18 +26,11 @@ TRUSTS = ("isrl", "shuffle", "central")
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """One kind of release: how often a record pays for it, at which Gaussian noise multiplier in each silo, and at which clip."""
+class _Kind(shuffled.Kind):
+    """One kind of release, with the Gaussian noise multiplier in each silo, and its clip. `multiplier`, the largest, is central DP's too."""
 
-    name: str
-    paid: int
     multipliers: tuple[float, ...]
     clip: float
-
-    @property
-    def multiplier(self) -> float:
-        """Of central DP: that of the silo that is asked most often."""
-        return max(self.multipliers)
 
 
 def planned_for(trust: str, wish: Wish, *, least: int | None = None) -> dict:
@@ -145,10 +138,9 @@ def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
     silos = len(wish.records)
     return [
         _Kind(
-            kind.name,
-            kind.paid,
-            tuple(torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier).reshape(-1).expand(silos).tolist()),
-            wish.clip * (2 if kind.name == "refine" else 1),
+            **asdict(kind),
+            multipliers=tuple(torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier).reshape(-1).expand(silos).tolist()),
+            clip=wish.clip * (2 if kind.name == "refine" else 1),
         )
         for kind in shuffled.kinds_of(plan, run=0, silos=silos)
     ]
@@ -159,7 +151,7 @@ def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
 
 def numerical(kinds: Sequence[_Kind], contributions: int, dimension: int, budget: Budget) -> list[shuffle.Parameters]:
     """Least noise bits at which a ledger of totals lets all releases pass; what they spend by the accountant's best order is a little less."""
-    found = shuffled.numerical(tuple(shuffled.Kind(k.name, k.paid, k.multiplier) for k in kinds), contributions, dimension, budget)
+    found = shuffled.numerical(tuple(kinds), contributions, dimension, budget)
     return [shuffle.Parameters(*found[kind.name], shuffled.P) for kind in kinds]
 
 

@@ -132,7 +132,8 @@ class ShuffledRemote(Remote):
         return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])
 
     def _records(self, query: Query, names: Sequence[str], asked: Mapping[str, int]) -> int:
-        return sum(int(query.mechanism.sampling.batch(self._cards[asked[name]].records)) for name in names)
+        assert isinstance(query.mechanism, Shuffled)
+        return query.mechanism.contributed(self._cards[asked[name]].records for name in names)
 
     # --- the shuffler -----------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from silodp.core.accounting import GDP, Budget
 from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.errors import BadInput
 from silodp.core.query import Event, Gaussian, Query, Shuffled
+from silodp.core.shuffle import least_bits, mean_in_total
 from silodp.core.totals import Totals, total_share
 from silodp.server.federation import Channel, Everyone, Federation
 from silodp.server.plan import Plan, Run, calibrate
@@ -59,11 +60,11 @@ class ShuffledFederation(Federation):
 
 
 def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
-    """A_vec for every run: (2 L / g (total - p b m) - m L) / m."""
+    """A_vec for every run."""
     clip, levels, bits = (
         torch.as_tensor(v, dtype=torch.float64, device=total.device) for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
     )
-    return ((total - mechanism.p * bits * records) * (2 / levels) - records) * clip / records
+    return mean_in_total(total, clip, records, levels, bits, mechanism.p)
 
 
 # --- noise bits that fill a budget --------------------------------------------------------------------------------------------------
@@ -152,15 +153,10 @@ def numerical(kinds: tuple[Kind, ...], contributions: int, dimension: int, budge
         except BadInput as limit:
             raise BadInput(f"epsilon is {budget.epsilon:g}, which is beyond the accountant: {limit}, by a larger epsilon") from limit
 
-    low, high = 0, min(most, max(1, math.ceil(variances[0] / (P * (1 - P) * contributions))))
-    while not fits(high):
-        if high == most:
-            raise BadInput(
-                f"epsilon is {budget.epsilon:g}, which needs more than {MAX_TRIALS} noise bits in a total, the accountant's limit; "
-                "use a larger epsilon or delta, or a smaller dimension"
-            )
-        low, high = high, min(most, math.ceil(high * 1.1) + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return {kind.name: (g, b) for kind, g, b in zip(kinds, levels, at(high), strict=True)}
+    bits = least_bits(fits, math.ceil(variances[0] / (P * (1 - P) * contributions)), most)
+    if bits is None:
+        raise BadInput(
+            f"epsilon is {budget.epsilon:g}, which needs more than {MAX_TRIALS} noise bits in a total, the accountant's limit; "
+            "use a larger epsilon or delta, or a smaller dimension"
+        )
+    return {kind.name: (g, b) for kind, g, b in zip(kinds, levels, at(bits), strict=True)}

@@ -26,7 +26,7 @@ element-wise functions; the tests check it bit for bit), ChaCha20 is secure, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -195,10 +195,7 @@ class Exact:
         parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
         random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
         clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
-        together = _together(rows, self._x, self._y)
-        size = self._at_once(dim) if together else 1
-        for start in range(0, len(chosen), size):
-            at = torch.from_numpy(chosen[start : start + size])
+        for at in self._chunks(rows, chosen, dim, self._x):
             try:
                 values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy() * bool(mechanism.clip)
             except Exception:  # paid for, so an answer there must be: these records as zero
@@ -233,17 +230,19 @@ class Exact:
     ) -> np.ndarray:
         """S, exactly."""
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
-        together = _together(rows, source, self._y)
-        size = self._at_once(dim) if together else 1
-        for start in range(0, len(chosen), size):
-            at = torch.from_numpy(chosen[start : start + size])
+        for at in self._chunks(rows, chosen, dim, source):
             floats = _rows(rows, _wide(source[at]), _wide(self._y[at]), dim)
             total += (quantised(floats, clip, gamma) if numbers is None else levelled(floats, numbers, gamma)).sum(0)
         return total.numpy()
 
-    def _at_once(self, dim: int) -> int:
-        """Records in a chunk: what a score makes on its way, features and layers, is longer than the score itself."""
-        return max(1, _CHUNK // max(dim, self.problem.dim, self.features))
+    def _chunks(self, rows: Rows, chosen: np.ndarray, dim: int, source: Tensor) -> Iterator[Tensor]:
+        """Positions of records that are computed together: one at a time where the all-zero record, which is public, makes kernels raise.
+
+        What a score makes on its way, features and layers, is longer than the score itself.
+        """
+        together = _alone(rows, _wide(torch.zeros_like(source[:1])), _wide(torch.zeros_like(self._y[:1]))) is not None
+        size = max(1, _CHUNK // max(dim, self.problem.dim, self.features)) if together else 1
+        yield from (torch.from_numpy(chosen[start : start + size]) for start in range(0, len(chosen), size))
 
     def _gradients(self, points: list[Tensor]) -> Rows:
         """grad f0(w, x) of each record in float64, or its difference between two points."""
@@ -280,11 +279,6 @@ def _rows(rows: Rows, x: Tensor, y: Tensor, dim: int) -> Tensor:
     if again is None:
         again = torch.cat([torch.zeros(1, dim, dtype=torch.float64) if row is None else row for row in each])
     return again.masked_fill(bad[:, None], 0)
-
-
-def _together(rows: Rows, x: Tensor, y: Tensor) -> bool:
-    """Whether batched kernels may be used: the all-zero record, which is public, does not make them raise."""
-    return _alone(rows, _wide(torch.zeros_like(x[:1])), _wide(torch.zeros_like(y[:1]))) is not None
 
 
 def _alone(rows: Rows, x: Tensor, y: Tensor) -> Tensor | None:

@@ -44,7 +44,7 @@ class ThroughShuffler(InProcess):
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         release = super().ask(query, silos)
         assert isinstance(query.mechanism, Shuffled)
-        records = sum(int(query.mechanism.sampling.batch(self._counts[i])) for i in release.silos)
+        records = query.mechanism.contributed(self._counts[i] for i in release.silos)
         if records < query.mechanism.contributions:
             raise StopRun(
                 f"{records} records were contributed where {query.mechanism.contributions} are needed; the shuffler keeps their total"

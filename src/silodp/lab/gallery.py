@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from silodp.lab.compare import NOTE, improvement, read_table
@@ -31,13 +31,19 @@ def title_of(study: Study) -> str:
 
 def _figures(docs: Path, tables: Path) -> Path | None:
     parts = ["# The paper's figures, with exact accounting\n", f"{NOTE} Error bars are standard errors over the random splits.\n"]
-    for name, study in FIGURES.items():
+    for rows, name, heading in _drawn(FIGURES, tables):
+        parts += [*heading, f"{reading(rows)} [Table](figures/{name}.csv).\n"]
+    return _write(docs / "figures.md", parts)
+
+
+def _drawn(studies: Mapping[str, Study], tables: Path) -> Iterator[tuple[list[dict], str, list[str]]]:
+    """Each study that has a table: its rows, its name, and the head of its section with the figure, drawn anew."""
+    for name, study in studies.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
             draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
-            parts.append(f"## {title_of(study)}\n\n`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`\n")
-            parts.append(f"![{title_of(study)}](figures/{name}.png)\n\n{reading(rows)} [Table](figures/{name}.csv).\n")
-    return _write(docs / "figures.md", parts)
+            command = f"`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`"
+            yield rows, name, [f"## {title_of(study)}\n\n{command}\n", f"![{title_of(study)}](figures/{name}.png)\n"]
 
 
 def reading(rows: Sequence[dict]) -> str:
@@ -187,13 +193,8 @@ def _trust(docs: Path, tables: Path) -> Path | None:
         "on once all silos are in it) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
         f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n",
     ]
-    for name, study in TRUST.items():
-        if (tables / f"{name}.csv").exists():
-            rows = read_table(tables / f"{name}.csv")
-            draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
-            parts.append(f"## {title_of(study)}\n\n`silodp reproduce {name} --data-dir DIR`\n")
-            parts.append(f"![{title_of(study)}](figures/{name}.png)\n\n[Table](figures/{name}.csv).\n")
-            parts.append("\n".join([*_trust_table(rows, study)]) + "\n")
+    for rows, name, heading in _drawn(TRUST, tables):
+        parts += [*heading, f"[Table](figures/{name}.csv).\n", "\n".join(_trust_table(rows, TRUST[name])) + "\n"]
     return _write(docs / "trust.md", parts)
 
 

@@ -18,7 +18,6 @@ from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
-from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.lab.local import find_model
 from silodp.lab.training import Request, budgets_of, load_records, read_request
@@ -49,13 +48,12 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
     budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
     _, held = split_records(records, request.held_out)
-    schema = Schema.load(request.schema) if request.schema else None
-    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes, schema)
+    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
     held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(
         fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
-        label=schema.label if schema else None,
+        label=request.read_by.label if request.read_by else None,
     )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
@@ -96,7 +94,8 @@ def _evaluations(folder: Path) -> int:
         return 0
 
 
-def _model(folder: Path, request: Request, features: int, classes: int, schema: Schema | None) -> tuple[Problem, Tensor, Tensor, Tensor]:
+def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    schema = request.read_by
     task, shape = (schema.task, schema.shape) if schema else (Task.plain(classes), ())
     problem = Problem(*find_model(request.model, features, task, shape), by_name(request.prox))
     try:

@@ -23,6 +23,7 @@ from silodp.core.query import FullBatch, Gaussian, Sampling
 from silodp.lab.evaluate import error_rate, training_loss
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS
+from silodp.server.conduct_shuffled import least_of
 from silodp.server.federation import Everyone
 from silodp.server.output import output
 from silodp.server.paper import paper_multipliers
@@ -123,7 +124,7 @@ def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: fl
         shared = [Budget(p["epsilon"], delta) for p in points]
         if arm.trust == "central":
             return calibrate(dry, mechanisms, [[b] for b in shared], counts, participation, shares=arm.shares or None, rule="renyi")
-        least = len(participation.draw())
+        least = least_of(None, participation)
         return calibrate_shuffled(
             dry, mechanisms, shared, counts, participation, dimension=dimension, least=least, shares=arm.shares or None
         )

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -58,6 +59,11 @@ class Request:
     test: Path | None = None
     held_out: float = 0.0
 
+    @cached_property
+    def read_by(self) -> Schema | None:
+        """The public schema by which the silos' files are read, where there is one."""
+        return Schema.load(self.schema) if self.schema else None
+
 
 def run_request(request: Request, *, quiet: bool) -> dict:
     """Checks everything that can be checked without data, loads, trains."""
@@ -66,7 +72,6 @@ def run_request(request: Request, *, quiet: bool) -> dict:
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
-    schema = Schema.load(request.schema) if request.schema else None
     records, classes, _, held_out, scale = load_records(request)
     budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
     if request.held_out:
@@ -75,7 +80,7 @@ def run_request(request: Request, *, quiet: bool) -> dict:
         algorithm=algorithm, settings=settings, step=request.step, clip=request.clip, sampling=sampling, model=request.model,
         prox=request.prox, budgets=budgets, classes=classes, scale=scale, output_rule=request.output_rule, rule=request.rule,
         participation=participation_by_name(request.participation, len(records), request.seed or 0), anchor_share=request.anchor_share,
-        seed=request.seed, schema=schema,
+        seed=request.seed, schema=request.read_by,
     )  # fmt: skip
     total = request.schedule["rounds"]
     with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
@@ -94,9 +99,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
 
 def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None, str]:
     """(all records, classes, names of the features, raw test records of a built-in set, what is left to scale), public ranges applied."""
-    schema = Schema.load(request.schema) if request.schema else None
-    records, classes, features, test = _load_by(schema, request) if schema else _load(request, holes)
-    scale = "none" if request.data or schema else request.scale
+    records, classes, features, test = _load_by(request.read_by, request) if request.read_by else _load(request, holes)
+    scale = "none" if request.data or request.read_by else request.scale
     if scale not in ("private", "none"):
         records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
     return records, classes, features, test, scale

@@ -1,9 +1,15 @@
 """Tests run one thread each: the suite itself is spread over the cores."""
 
 import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+
+from silodp.cli import main
 
 os.environ["COLUMNS"] = "200"  # tables are read by tests at one width, whatever the terminal
 
@@ -18,10 +24,25 @@ def pytest_collection_modifyitems(items):
             item._id = type(item._id).parse(grouped)
 
 
-@pytest.fixture(autouse=True)
-def one_umask():
-    """`serve` narrows the process's umask for good; what the next test makes must not depend on it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    yield
-    os.umask(mask)
+@pytest.fixture
+def silodp(monkeypatch, capsys, tmp_path):
+    """Runs `silodp ...` in an empty folder, in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out = capsys.readouterr()
+        return stop.value.code or 0, out.out, out.err
+
+    return run
+
+
+@pytest.fixture
+def folder():
+    """In memory where there is such a place: these tests are about order and content, and a disk's fsync takes their time."""
+    place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)

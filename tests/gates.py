@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from silodp import cli
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
@@ -24,7 +25,7 @@ from silodp.silo.silo_commands import provision
 from silodp.wire.hub import Direct
 
 ASKER = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
-PATIENCE = 60.0  # for a busy machine; nothing waits so long when all is well
+PATIENCE, LIMIT = 60.0, 170.0  # for a busy machine; nothing waits so long when all is well
 EVERYTHING = ("Grad", "GradDiff", "LocalSteps", "SteeredSteps")
 
 
@@ -112,3 +113,22 @@ def three_gates(*, silent: bool = False, epsilon: float = 60.0, **changes) -> It
         finally:
             for gate in made:
                 gate.end()
+
+
+def shell(*words: object) -> str:
+    """What `silodp WORDS` prints, in a process of its own that must end well."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "silodp.cli", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def command(words: list[str], environment: dict[str, str], log: str) -> None:
+    """`silodp WORDS` in a process that need not import everything anew."""
+    os.environ.update(environment)
+    sys.argv = ["silodp", *words]
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    cli.main()

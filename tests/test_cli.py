@@ -11,23 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from silodp.cli import main
 from silodp.server.algorithms import ALGORITHMS
-
-
-@pytest.fixture
-def silodp(monkeypatch, capsys, tmp_path):
-    """Runs `silodp ...` in an empty folder, in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return run
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import socket
 import stat
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from silodp.cli import main
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian, Histogram, MissingRates, Moments, Query
 from silodp.core.schema import Schema
@@ -32,19 +30,9 @@ from silodp.silo.simulated import Simulated
 
 
 @pytest.fixture
-def silodp(monkeypatch, capsys, tmp_path):
-    """Runs `silodp ...` in an empty folder, in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def silodp(silodp, monkeypatch, tmp_path):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "trial"))
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return run
+    return silodp
 
 
 @pytest.fixture

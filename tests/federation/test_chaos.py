@@ -28,7 +28,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from silodp import cli
+from gates import command
 from silodp.core.codec import Answer, decode_reply
 from silodp.federation_commands import _card, _problem, _read_key
 from silodp.server.conduct import Conduct, Order, plan_order
@@ -115,16 +115,6 @@ for thread in threads:
 
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct"])
-
-
-def command(words: list[str], environment: dict[str, str], log: str) -> None:
-    """`silodp WORDS` in a process that need not import everything anew."""
-    os.environ.update(environment)
-    sys.argv = ["silodp", *words]
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    cli.main()
 
 
 class Ground:

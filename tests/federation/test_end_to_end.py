@@ -11,7 +11,6 @@ import runpy
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gates import LIMIT, shell
 from silodp import cli
 from silodp.core.codec import Answer, decode_reply
 from silodp.federation_commands import _card, _carrier, _problem, _read_key
@@ -40,18 +40,9 @@ from silodp.silo.records import Records
 ENGINES = {"direct": "silodp", "nvflare": "nvflare", "flower": "flwr"}
 ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0)
 SILENT_GATE = Path(__file__).parents[1] / "silent_gate.py"
-PATIENCE = 170.0  # for a busy machine; nothing waits so long when all is well
 
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct"])
-
-
-def silodp(*words) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "silodp.cli", *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -73,7 +64,7 @@ def federation(request):
     folder = home / "f"
     try:
         words = ("--silos", 3, "--data", "wbcd", "--engine", request.param, "--folder", folder, "--json")
-        made = json.loads(silodp("federation", "up", *words))
+        made = json.loads(shell("federation", "up", *words))
         state = json.loads((folder / "federation.json").read_text())
         cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         policies = list(state["silos"].values())
@@ -83,7 +74,7 @@ def federation(request):
         assert len(processes_of(folder)) >= len(made["processes"]), "there is something to stop"
     finally:
         if (folder / "federation.json").exists():
-            assert "Stopped" in silodp("federation", "down", "--folder", folder)
+            assert "Stopped" in shell("federation", "down", "--folder", folder)
         deadline = time.monotonic() + 10  # a process that was killed takes a moment to be gone
         while (left := processes_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -95,7 +86,7 @@ def federation(request):
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
     order = ("--algorithm", "spider", "--epsilon", ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
-    return json.loads(silodp("federation", "run", "--folder", federation.folder, *order, "--quorum", 3, "--retry", 30, "--json"))
+    return json.loads(shell("federation", "run", "--folder", federation.folder, *order, "--quorum", 3, "--retry", 30, "--json"))
 
 
 def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who_it_is(federation):
@@ -223,7 +214,7 @@ def silent_gates(federation):
         gates.append(forked.Process(target=serve, args=(str(silent / "policy.toml"), str(federation.folder / "silent/state"))))
         gates[-1].start()
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + LIMIT
         while not all((federation.folder / "silent" / card.name / "gate.sock").exists() for card in federation.cards):
             assert all(gate.is_alive() for gate in gates)
             assert time.monotonic() < deadline
@@ -242,7 +233,7 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     plan, run = plan_order(ORDER, federation.cards)
     start = federation.problem.initial([ORDER.seed])
     with silent_gates(federation):
-        carrier, patience = _carrier(federation.folder, federation.state), Patience(deadline=60.0, limit=PATIENCE, retry=30.0)
+        carrier, patience = _carrier(federation.folder, federation.state), Patience(deadline=60.0, limit=LIMIT, retry=30.0)
         signing = _read_key(federation.folder / "asker.key")
         channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, patience=patience)
         got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))

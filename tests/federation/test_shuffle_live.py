@@ -27,6 +27,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gates import LIMIT, shell
 from silodp.core.accounting import Budget
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Sealed, decode_reply
@@ -58,16 +59,7 @@ from silodp.wire.socket import Socket
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
 ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0, trust="shuffle")
 BUDGET = 20.0
-LIMIT = 170.0  # for a busy machine; nothing waits so long when all is well
 CALM, BRIEF = Patience(deadline=60.0, limit=LIMIT, retry=30.0), Patience(deadline=2.0, limit=2.5, retry=1.0)
-
-
-def silodp(*words) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "silodp.cli", *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +69,7 @@ def federation():
     folder, started = home / "f", {}
     try:
         words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", "direct", "--epsilon", BUDGET, "--folder", folder)
-        made = json.loads(silodp("federation", "up", "--trust", "shuffle", *words, "--json"))
+        made = json.loads(shell("federation", "up", "--trust", "shuffle", *words, "--json"))
         state = json.loads((folder / "federation.json").read_text())
         cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
@@ -87,7 +79,7 @@ def federation():
         )  # fmt: skip
     finally:
         if (folder / "federation.json").exists():
-            assert "Stopped" in silodp("federation", "down", "--folder", folder)
+            assert "Stopped" in shell("federation", "down", "--folder", folder)
         for process in started.values():
             process.wait(LIMIT)
         shutil.rmtree(home)
@@ -152,7 +144,7 @@ class Nobody:
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
     words = ("--algorithm", "spider", "--epsilon", ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
-    return json.loads(silodp("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json"))
+    return json.loads(shell("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json"))
 
 
 def journal_of(folder: Path) -> Journal:
@@ -423,7 +415,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
     assert (summary["iterates"], summary["ended"][:42]) == (2, "the shuffler gave no total for question 3 ")
     assert store_of(f)[0].since(0) == before + 3, "it was stored"
     start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
-    done = json.loads(silodp("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json"))
+    done = json.loads(shell("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json"))
     assert (done["ended"], done["iterates"], done["questions"]) == ("finished", 4, 4)
     assert store_of(f)[0].since(0) == before + 4, "one total for each round"
     for mine in charges(f, done["run"]):
@@ -458,7 +450,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     assert store_of(f)[0].since(0) == before
 
     words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", 60, "--retry", 1)
-    fewer = json.loads(silodp("federation", "run", "--folder", f.folder, *words, "--quorum", 2, "--out", tmp_path / "two", "--json"))
+    fewer = json.loads(shell("federation", "run", "--folder", f.folder, *words, "--quorum", 2, "--out", tmp_path / "two", "--json"))
     assert (fewer["ended"], fewer["iterates"]) == ("finished", 2)
     assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]
     assert store_of(f)[0].since(0) == before + 2

@@ -2,14 +2,12 @@
 
 import json
 import math
-import sys
 import tomllib
 
 import numpy as np
 import pytest
 import torch
 
-from silodp.cli import main
 from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian
@@ -38,18 +36,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(lab, "FRESH", 4)
     monkeypatch.setattr(tune, "spread", here)
     monkeypatch.setattr("silodp.lab.sweep.spread", here)
-
-
-@pytest.fixture
-def silodp(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 # --- synthetic records and noise -------------------------------------------------------------------------------------------------

@@ -7,14 +7,12 @@ the deployed gate's noise is from the operating system, and what is asserted of 
 import json
 import math
 import os
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.cli import main
 from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.query import Poisson
@@ -244,21 +242,6 @@ def test_one_run_refutes_a_claim_with_twenty_times_too_little_noise(wbcd):
 
 
 # --- the command ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def silodp(monkeypatch, capsys, tmp_path):
-    """Runs `silodp ...` in an empty folder, in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return stop.value.code or 0, said.out, said.err
-
-    return run
 
 
 def test_audit_prints_rows_and_fills_a_run_folder(silodp, tmp_path):

@@ -3,15 +3,13 @@
 import contextlib
 import http.client
 import multiprocessing
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from silodp import cli
+from gates import command
 from silodp.page_commands import _bound, config
 
 PATIENCE = 60.0  # for a busy machine; nothing waits so long when all is well
@@ -21,16 +19,6 @@ forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
     ["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct", "silodp.lab.local"]
 )
-
-
-def command(words: list[str], environment: dict[str, str], log: str) -> None:
-    """`silodp WORDS` in a process that need not import everything anew."""
-    os.environ.update(environment)
-    sys.argv = ["silodp", *words]
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    cli.main()
 
 
 def started(*words: object, log: Path, **environment: str) -> multiprocessing.process.BaseProcess:

@@ -12,7 +12,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
-from gates import ASKER, three_gates, wbcd
+from gates import ASKER, LIMIT, three_gates, wbcd
 from silodp.core.accounting import GDP, Budget
 from silodp.core.codec import Answer, Refusal, decode_query, encode_reply
 from silodp.core.errors import BadInput
@@ -29,7 +29,7 @@ from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
 from silodp.wire.socket import Unreached
 
-QUICK = Patience(deadline=20.0, limit=40.0, retry=5.0)
+QUICK = Patience(deadline=60.0, limit=LIMIT, retry=5.0)
 BRIEF = Patience(deadline=0.4, limit=0.4, retry=0.2)
 
 

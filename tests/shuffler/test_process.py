@@ -9,14 +9,12 @@ import multiprocessing
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,15 +39,6 @@ KEYS = {"seal": public(SEAL), "sign": public(SIGN)}
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["pytest", "mixing", "silodp.cli", "silodp.shuffler.daemon", "silodp.shuffler.commands"])
-
-
-@pytest.fixture
-def folder():
-    """In memory where there is such a place: these tests are about order and content, and a disk's fsync takes their time."""
-    place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
 
 
 def made(folder: Path, **changes) -> tuple[Path, dict[str, str]]:

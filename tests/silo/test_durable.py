@@ -72,15 +72,6 @@ def state(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def folder():
-    """In memory where there is such a place: these tests are about order and content, and a disk's fsync takes their time."""
-    place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
-
-
-@pytest.fixture
 def used(folder) -> DurableLedger:
     """A ledger with every act in it: charges, answers, a purge, a partition, changed records."""
     ledger = make(folder)

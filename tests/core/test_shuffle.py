@@ -146,9 +146,11 @@ def test_both_protocols_end_to_end_agree_with_the_promised_variance():
         assert means.var(axis=0) == pytest.approx(promised, rel=0.35)
 
 
-@pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (63, 0.5), (64, 0.25), (65, 0.125), (1000, 0.5)])
-def test_noise_has_the_moments_of_the_binomial(trials, p):
-    """20,000 draws: mean within 5 standard errors, variance within 6 % (5 standard errors or more)."""
+@pytest.mark.parametrize(("trials", "p"), [(1, 0.5), (63, 0.5), (64, 0.25), (65, 0.125), (128, 0.5), (129, 0.5), (200, 0.25), (1000, 0.5)])
+@pytest.mark.parametrize("at_once", [2**26, 64])
+def test_noise_has_the_moments_of_the_binomial(trials, p, at_once, monkeypatch):
+    """20,000 draws: mean within 5 standard errors, variance within 6 % (5 standard errors or more), in however many parts they are made."""
+    monkeypatch.setattr(sh, "_CHUNK_COINS", at_once)
     draws = sh.binomial(simulated(3), trials, p, 20_000)
     spread = trials * p * (1 - p)
     assert draws.min() >= 0

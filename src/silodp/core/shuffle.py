@@ -73,7 +73,7 @@ def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.
         coins = np.frombuffer(random_bytes(8 * ands * n * words), dtype="<u8").reshape(ands, n, words)
         ones = np.bitwise_and.reduce(coins, axis=0)
         ones[:, -1] &= last
-        draws[start : start + n] = np.bitwise_count(ones).sum(axis=1, dtype=np.int64)
+        draws[start : start + n] += np.bitwise_count(ones).sum(axis=1, dtype=np.int64)
     return draws
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import warnings
 from dataclasses import replace
 from datetime import date
 
@@ -18,13 +19,26 @@ from silodp.core.accounting import GDP
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
-from silodp.core.losses import cross_entropy
+from silodp.core.losses import cross_entropy, squared_error
 from silodp.core.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Histogram, LocalSteps, Poisson, Query, Shared, Shuffled
+from silodp.core.query import (
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Moments,
+    Poisson,
+    Query,
+    Shared,
+    Shuffled,
+)
 from silodp.core.totals import Totals, local_epsilon
 from silodp.silo import exact
 from silodp.silo.door import Door, definition_hash
-from silodp.silo.durable import DurableLedger, Identity
+from silodp.silo.durable import DurableLedger, Identity, Slip
 from silodp.silo.policy import SAMPLINGS, STATISTICS, Policy, Shuffling
 from silodp.silo.records import Records
 
@@ -151,6 +165,30 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
     assert kept.local() == pytest.approx(alone)
 
 
+def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limit(tmp_path, monkeypatch):
+    door, ledger = silo(tmp_path / "a")
+    assert code(door, asked("q1")[1]) == "answered"
+    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * ledger.local()))
+    with monkeypatch.context() as broken:
+        broken.setattr(Slip, "store", lambda slip, answer: 1 / 0)
+        assert code(strict, asked("q1")[1]) == "internal"
+    assert [entry.act for entry in kept.entries()] == ["charge"]
+    assert code(strict, asked("q1")[1]) == "answered"
+    assert kept.local() == pytest.approx(ledger.local())
+
+
+def test_a_clip_of_zero_says_nothing_of_a_record_whose_gradient_is_not_finite(tmp_path):
+    """The suite turns a warning into an error, which would be caught as a computation that failed: so what was warned of is looked at."""
+    x = np.ones((N, FEATURES), np.float32)
+    x[0] = 1e30
+    steep = Problem(nn.Sequential(nn.Linear(FEATURES, 1)), squared_error)
+    counts = exact.Exact(steep, Records.of([(x, np.zeros(N))]), partition=None)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        counts.answer(Query(Grad(torch.full((1, steep.dim), 1e300, dtype=torch.float64)), Shuffled("anchor", 0.0, **COINS)), [0])
+    assert warned == []
+
+
 def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
     door, ledger = silo(tmp_path)
     for bits in (2**32, 2**37, 2**41):
@@ -180,8 +218,8 @@ def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
         ({"clip": 0.0}, "answered"),
         ({"sampling": DisjointBatches(4, 1)}, "answered"),
         ({"statistic": GradDiff(W, W * 0.5)}, "answered"),
-        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 2.0}, "answered"),
-        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 1.0}, "clip"),
+        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 2.0}, "statistic"),  # which values are absent would be lost
+        ({"statistic": Moments(-torch.ones(FEATURES), torch.ones(FEATURES)), "clip": 3.0}, "statistic"),
     ],
 )
 def test_what_is_answered_and_what_is_refused(tmp_path, changes, expected):

@@ -134,9 +134,10 @@ class Door:
             self._note = replace(self._note, code="repeated")
             return slip.answer
         self._exact.check(query)
-        if shuffled and not self._shuffling[0].bears(partial(self._local_after, query)):
+        paid = self._charges.known(envelope.query_id)  # but not answered, as when the process died in between
+        if shuffled and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
             raise Refused("local")
-        if not self._charges.known(envelope.query_id):
+        if not paid:
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
@@ -150,8 +151,11 @@ class Door:
         self._charges.skip()
         return stored
 
-    def _local_after(self, query: Query) -> float:
+    def _local(self, query: Query | None) -> float:
+        """What the silo's own noise leaves to the shuffler, once this query is charged too."""
         with _closed():
+            if query is None:
+                return self._ledger.local()
             return self._ledger.local_after(query.event(), int(query.mechanism.sampling.batch(self._n)))
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:

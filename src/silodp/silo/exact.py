@@ -197,10 +197,10 @@ class Exact:
         clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
         for at in self._chunks(rows, chosen, dim, self._x):
             try:
-                values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy() * bool(mechanism.clip)
+                values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy()
             except Exception:  # paid for, so an answer there must be: these records as zero
                 values = np.zeros((len(at), dim))
-            values[self._held[at.numpy()]] = 0.0
+            values[self._held[at.numpy()] | (mechanism.clip == 0)] = 0.0
             total += shuffle.rounded(values, clip, parameters, random).sum(axis=0)
         return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
 

@@ -141,8 +141,11 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
 
 
 def _check_shuffled(statistic: Statistic, mechanism: Shuffled, runs: int) -> None:
-    """Totals are of clipped sums over records, so not of local steps or cells, on batches that the totals rule can price."""
-    if isinstance(statistic, LocalSteps | Cells):
+    """Totals are of gradients and their differences, on batches that the totals rule can price.
+
+    Local steps are no sums over records, cells have a norm of their own, and of feature statistics a total could not tell absent values.
+    """
+    if not isinstance(statistic, Grad | GradDiff):
         raise Refused("statistic")
     if not isinstance(mechanism.sampling, FullBatch | DisjointBatches):
         raise Refused("sampling")

@@ -71,7 +71,7 @@ COMMENTS = {
     "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
     "contributions": "Records of all members together: no query may count on the noise of more.",
     "colluding": "Records of members whose noise may be missing; so many more must be in a total. A member can claim the shuffler's largest.",
-    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn at most; inf for no limit. The ledger shows it.",
+    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn, by a bound for a schedule fixed in advance; inf for no limit.",
 }
 
 

@@ -138,9 +138,12 @@ class Simulated:
         if not bool((std > 0).any()):
             return mean
         shape = tuple(mean.shape[1:])
-        draws = torch.from_numpy(np.stack([g.standard_normal(shape, dtype=np.float32) for g in self._generators])).to(mean)
-        noise = draws if len(self._generators) == 1 else draws[self._world.to(draws.device)]
-        return mean + std.unsqueeze(-1).to(mean) * noise
+        draws = np.empty((len(self._generators), *shape), np.float32)
+        for generator, world in zip(self._generators, draws, strict=True):
+            generator.standard_normal(out=world, dtype=np.float32)
+        noise = torch.from_numpy(draws).to(mean)
+        noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
+        return torch.addcmul(mean, std.unsqueeze(-1).to(mean), noise)
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""

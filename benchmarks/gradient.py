@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 from benchmarks.models import cnn, images, mlp, texts, transformer, vectors
 from benchmarks.table import Method, Row, build, compare
 from silodp.core.clipping import clipped_sum
+from silodp.core.layers import chain
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
 
@@ -38,7 +39,7 @@ def rows(repeat: int) -> list[Row]:
 
 
 def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
-    ours = by_silodp(model, x, y)
+    ours, compiled = by_silodp(model, x, y), by_silodp(model, x, y, compiled=True)
 
     def looped(client: Client) -> Method:
         def run() -> Tensor:
@@ -46,7 +47,10 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
 
         return Method(run, check=lambda: (run(), ours()))
 
-    return {"silodp": Method(ours, check=lambda: (ours(), ours()))} | build(
+    own = {"silodp": Method(ours, check=lambda: (ours(), ours()))}
+    if chain(Problem(model, cross_entropy), x):
+        own["silodp, compiled"] = Method(compiled, check=lambda: (compiled(), ours()))
+    return own | build(
         {
             "Opacus hooks, looped": lambda: looped(hooks(copy.deepcopy(model))),
             "Opacus ghost, looped": lambda: looped(ghost(copy.deepcopy(model))),
@@ -55,11 +59,11 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
     )
 
 
-def by_silodp(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+def by_silodp(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool = False) -> Callable[[], Tensor]:
     problem = Problem(model, cross_entropy)
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     weight = torch.ones(y.shape)
-    return lambda: clipped_sum(problem, w, x, y, weight, CLIP)[0] / x.shape[1]
+    return lambda: clipped_sum(problem, w, x, y, weight, CLIP, compiled=compiled)[0] / x.shape[1]
 
 
 def hooks(model: nn.Module) -> Client:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -88,6 +90,13 @@ def rows(repeat: int) -> list[Row]:
             runs=runs,
         )
 
+    def compiled() -> Method:
+        def run(epsilon: float) -> Tensor:
+            with mock.patch.dict(os.environ, SILODP_COMPILE="1"):
+                return by_silodp(records, epsilon)
+
+        return Method(lambda: run(1.0), check=lambda: moved(run(math.inf)[-1]))
+
     def opacus(client: Callable[[torch.nn.Module], Client]) -> Method:
         import opacus  # noqa: F401
 
@@ -105,7 +114,8 @@ def rows(repeat: int) -> list[Row]:
             return Method(lambda: last().whole, check=lambda: moved(last().w))
         return Method(lambda: by_flower(std).rounds, check=lambda: moved(by_flower(0.0).w))
 
-    methods = {"silodp, one run": silodp(1), f"silodp, per run in a batch of {BATCH}": silodp(BATCH)} | build(
+    own = {"silodp, one run": silodp(1), "silodp, one run, compiled": compiled(), f"silodp, per run in a batch of {BATCH}": silodp(BATCH)}
+    methods = own | build(
         {
             "Opacus hooks, loop over clients": lambda: opacus(hooks),
             "Opacus ghost, loop over clients": lambda: opacus(ghost),

@@ -13,7 +13,8 @@ A norm is that of the very terms that are contributed; where terms can cancel, i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,23 @@ torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
 def clipped_sum(
-    problem: Problem, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, clip: Number, *, reference: Tensor | None = None, memory: int = 2**28
+    problem: Problem,
+    w: Tensor,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clip: Number,
+    *,
+    reference: Tensor | None = None,
+    memory: int = 2**28,
+    compiled: bool = False,
 ) -> Tensor:
     """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J, S, d).
 
     g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x).
     w is (J, d), or (J, S, d) where each silo has a point of its own; x (S, n, *features); y (S, n, *target); weight (S, n) or (J, S, n),
-    0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
+    0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes. With
+    `compiled` chains that `fused` knows are compiled.
 
     Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and exactly zero where its gradient is zero
     or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as
@@ -70,13 +81,14 @@ def clipped_sum(
     if root:
         _add_structured(problem, root, points, x, y, weight, clips, out, size, min(CHUNK, memory) if w.device.type == "cpu" else memory)
         return out
+    sums = _fused(problem, layers) if compiled and layers else None
     chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
     for j, s, n in _chunks(runs, silos, records, size, chunk, memory):
         part = [p[s if p.shape[0] > 1 else slice(None), j] for p in points]
         mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
         into = out[j, s].transpose(0, 1)
         if layers:
-            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into)
+            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into, sums)
         else:
             _add_records(problem, part, x[s, n], y[s, n], mask, clips[j], into)
     return out
@@ -107,14 +119,33 @@ def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:
 # --- the ghost path ----------------------------------------------------------------------------------------------------------------
 
 
+def _fused(problem: Problem, layers: list[Layer]):
+    from silodp.core.fused import fused  # imports this module, and what compiles
+
+    return fused(problem, layers)
+
+
 def _add_ghost(
-    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor
+    problem: Problem,
+    layers: list[Layer],
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    out: Tensor,
+    sums: Callable | None,
 ) -> None:
-    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
+    """Adds the clipped sums to out (S, J, d), by `sums` if there is one; points are (S or 1, J, d), weight (S, J or 1, n)."""
+    if sums is not None:
+        total, sound = sums(points, x, y, weight, clips)
+        if bool(sound):
+            out += total
+            return
     runs = points[0].shape[1]
     parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
     own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
-    inputs, slopes = _flow(problem, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
+    inputs, slopes = _flow(partial(_slope, problem), layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
     ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
     squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
@@ -130,7 +161,7 @@ def _add_ghost(
             views[names[name]].add_(total)
 
 
-def _flow(problem: Problem, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def _flow(slope: Callable, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The inputs of the layers that have a rule, and the gradients of each record's loss by their outputs."""
     inputs, kept, slopes = [], [], []
     owned = False
@@ -142,7 +173,7 @@ def _flow(problem: Problem, layers: list[Layer], own: list[Parameters], a: Tenso
             inputs.append(a)
             a = rule.forward(p, a)
         owned = rule is not None
-    e = _slope(problem, a, y)
+    e = slope(a, y)
     for (module, rule, _, _), p in zip(reversed(layers), reversed(own), strict=True):
         if rule is None:
             e = deactivate(module, kept.pop(), e)

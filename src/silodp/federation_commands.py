@@ -423,7 +423,7 @@ def run(
     given |= {"trust": "shuffle" if mixer else "isrl", "least": quorum if mixer else None}
     place = out_dir or _run_folder((folder if not hub else Path()) / "runs", resume)
     order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
-    if not resume and (place / "run.json").exists():
+    if not resume and any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(

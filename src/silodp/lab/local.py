@@ -27,10 +27,10 @@ from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
 from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.lab.evaluate import balanced_accuracy, error_rate
-from silodp.lab.runfolder import make_folder, write_environment
+from silodp.lab.runfolder import clear_folder, make_folder, refuse_others, write_environment
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
-from silodp.server.output import output
+from silodp.server.output import check_rule, output
 from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress, measured
 from silodp.server.scaling import learn_scaling
@@ -106,6 +106,8 @@ def train(
 ) -> dict:
     """Calibrates, trains, writes run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spend, and returns the summary that --json prints."""
     make_folder(folder)
+    refuse_others(folder)
+    check_rule(order.output_rule)
     features = math.prod(records.x.shape[2:])
     task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
     model, loss = find_model(order.model, features, task, shape)
@@ -116,6 +118,7 @@ def train(
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
     watch = _Watch(folder, ledger, records.names)
     with contextlib.closing(watch.record):
+        clear_folder(folder)
         _write_order(folder, order, plan, problem, records, dict(about or {}))
 
         def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
@@ -172,7 +175,6 @@ class _Watch:
 
 def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, records: Records, about: dict) -> None:
     """run.json: what is trained, known before the first question; n is public."""
-    (folder / "spent.json").unlink(missing_ok=True)  # of an earlier run in this folder
     silos = [
         {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
         for name, n, b in zip(records.names, records.counts, order.budgets, strict=True)

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from silodp.cli import app
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.card import Card
 from silodp.core.errors import BadInput
+from silodp.lab import scoring
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Patience, Remote
 from silodp.server.scoring import gaussian_for, score
@@ -78,6 +81,22 @@ def test_no_two_evaluations_share_their_noise(trained, tmp_path):
     assert min(np.diff(units)) > 0.05
     first, second = (silodp("evaluate", run, "--epsilon", 2)["scores"] for _ in range(2))
     assert first != second
+
+
+def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeypatch):
+    """Four that would all have read the price before any of them wrote it."""
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
+    spent, real = json.loads((run / "spent.json").read_text())["silos"][0], scoring.score
+    before = spent.get("in_all", {}).get("epsilon", spent["spent_epsilon"])
+    monkeypatch.setattr(scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1])
+    with ThreadPoolExecutor(4) as pool:
+        told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
+        answers = list(pool.map(lambda _: scoring.evaluate_run(run, **told), range(4)))
+    mu = [gdp_mu(Budget(e, spent["delta"])) for e in (before, 2.0)]
+    after = json.loads((run / "spent.json").read_text())["silos"][0]["in_all"]["epsilon"]
+    assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4)
+    assert len((run / "evaluations.jsonl").read_text().splitlines()) == 4
+    assert len({json.dumps(answer["scores"]) for answer in answers}) == 4, "one seed, one number of evaluations before: the same noise"
 
 
 def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.task import Task
 from silodp.lab.local import find_model
+from silodp.lab.runfolder import locked
 from silodp.lab.training import Request, budgets_of, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
@@ -39,6 +40,11 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
     The price is added, not shared: no record is claimed to have been in one part only.
     """
+    with locked(folder):  # from what was spent to the answer: two at once would each add to the same sum, and draw the same noise
+        return _evaluate(folder, epsilon, bins, cap, seed)
+
+
+def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
     request = read_request(folder)
     if not request.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
@@ -57,7 +63,9 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
     )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
-    (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")  # the price first: no answer is kept unpaid
+    part = folder / "spent.json.part"
+    part.write_text(json.dumps(spent, indent=1) + "\n")
+    part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
     with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(answer) + "\n")
     return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}

@@ -46,6 +46,14 @@ def write_csv(path: Path, n: int, seed: int, holes: float = 0.0) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory):
+    """This user's keys and registry, for the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILODP_STATE", str(folder := tmp_path_factory.mktemp("state")))
+        yield folder
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -97,6 +105,63 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
     assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4)
     assert len((run / "evaluations.jsonl").read_text().splitlines()) == 4
     assert len({json.dumps(answer["scores"]) for answer in answers}) == 4, "one seed, one number of evaluations before: the same noise"
+
+
+@pytest.mark.parametrize("edit", [lambda rows: rows[::-1], lambda rows: rows + rows[:40], lambda rows: [*rows[:-1], rows[0]]])
+def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
+    """Rows in another order, more of them, or one that has changed: held out by position, they may have been trained on."""
+    path = write_csv(tmp_path / "a.csv", 200, 0)
+    silodp(
+        "train",
+        "--silo",
+        path,
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        2,
+        "--held-out",
+        0.25,
+        "--out",
+        tmp_path / "run",
+    )
+    silodp("evaluate", tmp_path / "run")
+    head, *rows = path.read_text().splitlines()
+    spent = (tmp_path / "run/spent.json").read_text()
+    path.write_text("\n".join([head, *edit(rows)]) + "\n")
+    with pytest.raises(BadInput, match="not those with which"):
+        silodp("evaluate", tmp_path / "run")
+    assert (tmp_path / "run/spent.json").read_text() == spent
+    path.write_text("\n".join([head, *rows]) + "\n")
+    silodp("evaluate", tmp_path / "run")
+
+
+def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_path, state):
+    """Two runs on the same records have different marks, and without the key none can be checked, neither by us nor by a reader."""
+    told = (
+        "--silo",
+        write_csv(tmp_path / "a.csv", 200, 0),
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        1,
+        "--held-out",
+        0.25,
+    )
+    for name in ("one", "two"):
+        silodp("train", *told, "--out", tmp_path / name)
+    marks = [json.loads((tmp_path / name / "records.json").read_text()) for name in ("one", "two")]
+    assert len({mark["records"] for mark in marks}) == 2
+    key = state / "records.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert not any(key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir())
+    key.rename(state / "away")
+    with pytest.raises(BadInput, match="cannot be told"):
+        silodp("evaluate", tmp_path / "one")
+    (state / "away").rename(key)
 
 
 def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):

@@ -70,7 +70,10 @@ def up(
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
+        float,
+        typer.Option(
+            help="Share of each silo's records kept out of training, by position: do not sort rows by a value. A file that grows moves a few."
+        ),
     ] = 0.0,
     allow_profile: Annotated[
         bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")

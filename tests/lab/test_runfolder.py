@@ -11,8 +11,9 @@ TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd
 
 
 @pytest.fixture
-def used(silodp, tmp_path):
+def used(silodp, tmp_path, monkeypatch):
     """A folder that has been trained into, evaluated, reported on, and given a file by its owner."""
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     assert silodp(*TOLD, "--epsilon", 3)[0] == 0
     assert silodp("evaluate", "run", "--epsilon", 2)[0] == 0
     assert silodp("report", "run")[0] == 0
@@ -54,7 +55,8 @@ def test_a_run_that_is_refused_takes_nothing_away(silodp, used):
         assert {path.name: path.read_bytes() for path in used.iterdir()} == before
 
 
-def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
+def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path, monkeypatch):
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     assert silodp(*TOLD)[0] == 0
     before = names(tmp_path / "run")
     for words in (("compare", "--quick"), ("tune", "--data", "wbcd")):

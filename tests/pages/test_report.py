@@ -33,6 +33,13 @@ def command(*words) -> None:
         cli.main()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILODP_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"

@@ -1,4 +1,7 @@
-"""The part of a tuning's folder that nobody but the tuning itself may read: its seed, a mark of its records, and runs that are not chosen."""
+"""What of a run nobody else may read: a tuning's seed and the runs that it has not chosen, and the key of a mark by which records are known again.
+
+A mark without a secret key would tell whoever knows all records but one which that one is.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.silo.atomic import write_atomically
+from silodp.silo.identity import Registry
 from silodp.silo.records import Records
+
+KEY = "records.key"
+"""Where this user's key lies, beside the registry of ledgers."""
 
 
 def open_hidden(hidden: Path) -> None:
@@ -25,18 +32,47 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
     path = hidden / "seed"
     if path.exists():
         kept = json.loads(path.read_text())
-        if not hmac.compare_digest(kept["records"], _mark(kept["seed"], records)):
+        if not hmac.compare_digest(kept["records"], _mark(str(kept["seed"]), records)):
             raise BadInput(f"the records are not those with which {hidden.parent} was begun; restore them, or choose another --out")
         return kept["seed"]
     if any(hidden.glob("*.safetensors")):
         raise BadInput(f"{hidden.parent} has runs but no longer their seed, so that they cannot be continued; choose another --out")
     seed = secrets.randbits(128) if given is None else given
-    write_atomically(path, json.dumps({"seed": seed, "records": _mark(seed, records)}))
+    write_atomically(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed
 
 
-def _mark(seed: int, records: Records) -> str:
-    mark = hmac.new(str(seed).encode(), digestmod=hashlib.sha256)
+def mark_of(records: Records) -> str:
+    """For a folder that is shown: under a key that stays with this user, and another each time, so that no two marks tell of a change."""
+    registry = Registry()
+    path = registry.folder.parent / KEY
+    with registry.locked():
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(32))
+    salt = secrets.token_hex(16)
+    return json.dumps({"salt": salt, "records": _mark(path.read_text() + salt, records)}) + "\n"
+
+
+def check_mark(folder: Path, records: Records) -> None:
+    """BadInput unless the mark in the run's folder is of these very records, in this order."""
+    key = Registry().folder.parent / KEY
+    try:
+        kept = json.loads((folder / "records.json").read_text())
+        same = hmac.compare_digest(kept["records"], _mark(key.read_text() + kept["salt"], records))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"whether these are the records of the run in {folder} cannot be told ({type(error).__name__}): that needs its records.json "
+            f"and the key {key} of whoever trained it; train again"
+        ) from None
+    if not same:
+        raise BadInput(
+            f"the records are not those with which the run in {folder} was trained, in their order, so that some that it has seen may be "
+            "among those held out; restore them, or train again"
+        )
+
+
+def _mark(key: str, records: Records) -> str:
+    mark = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (records.x, records.y):
         mark.update(f"{part.dtype} {tuple(part.shape)} ".encode() + part.contiguous().numpy().tobytes())
     return mark.hexdigest()

@@ -18,7 +18,7 @@ import torch
 from silodp.core.errors import BadInput
 
 OF_TRAINING = (
-    "report.html", "evaluations.jsonl", "request.json", "model.safetensors", "transcript.safetensors", "transcript.jsonl",
+    "report.html", "evaluations.jsonl", "request.json", "records.json", "model.safetensors", "transcript.safetensors", "transcript.jsonl",
     "environment.json", "progress.jsonl", "run.json", "spent.json.part", "spent.json",
 )  # fmt: skip
 """What `train`, and `evaluate` and `report` after it, write. The price goes last: killed on the way, a folder still says what was spent."""

@@ -19,6 +19,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.task import Task
+from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
 from silodp.lab.runfolder import locked
 from silodp.lab.training import Request, budgets_of, load_records, read_request
@@ -52,6 +53,7 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     records, classes, _, _, _ = load_records(request)
     if [s["name"] for s in spent["silos"]] != list(records.names):
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
+    check_mark(folder, records)
     budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
     _, held = split_records(records, request.held_out)
     problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)

@@ -17,6 +17,7 @@ from silodp.core.accounting import Budget, record_budget_for_user
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, FullBatch
 from silodp.core.schema import Schema
+from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
 from silodp.lab.planning import finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
@@ -74,6 +75,7 @@ def run_request(request: Request, *, quiet: bool) -> dict:
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     records, classes, _, held_out, scale = load_records(request)
     budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
+    mark = mark_of(records) if request.held_out else None
     if request.held_out:
         records, _ = split_records(records, request.held_out)
     order = Order(
@@ -93,6 +95,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
 
         about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
         summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "", about=about)
+    if mark:
+        (request.folder / "records.json").write_text(mark)
     _write_request(request)
     return summary
 

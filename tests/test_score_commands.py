@@ -215,6 +215,8 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     [
         (("--epsilon", "inf"), "no privacy at all"),
         (("--epsilon", "0"), "greater than 0"),
+        (("--epsilon", "1e9"), "tell from infinite"),
+        (("--seed", "-1"), "0 or more"),
         (("--bins", "1000"), "1 to 512 bins"),
         (("--cap", "nan"), "cap"),
     ],
@@ -222,6 +224,87 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence):
     with pytest.raises(BadInput, match=sentence):
         silodp("evaluate", trained, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("spent.json", None, "came to its end"),
+        ("spent.json", "{}", "restore it"),
+        ("spent.json", "x", "restore it"),
+        ("spent.json", '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}', "restore it"),
+        ("model.safetensors", "x", "restore it"),
+        ("request.json", "[]", "no run of"),
+        ("records.json", "[]", "cannot be told"),
+    ],
+)
+def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, text, sentence):
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / name).unlink() if text is None else (run / name).write_text(text)
+    with pytest.raises(BadInput, match=sentence):
+        silodp("evaluate", run)
+
+
+def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    spent = json.loads((run / "spent.json").read_text())
+    for s in spent["silos"]:
+        s["in_all"] = {"epsilon": 4.99e7, "delta": s["delta"]}
+    (run / "spent.json").write_text(json.dumps(spent))
+    with pytest.raises(BadInput, match="smaller --epsilon"):
+        silodp("evaluate", run, "--epsilon", "1e7")
+    assert json.loads((run / "spent.json").read_text()) == spent
+
+
+def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
+    path = write_csv(tmp_path / "a.csv", 200, 0)
+    silodp(
+        "train",
+        "--silo",
+        path,
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        1,
+        "--held-out",
+        0.25,
+        "--out",
+        tmp_path / "run",
+    )
+    path.write_text("".join(f"{'c' if k == 0 else k},{line}\n" for k, line in enumerate(path.read_text().splitlines())))
+    with pytest.raises(BadInput, match="not those with which"):
+        silodp("evaluate", tmp_path / "run")
+
+
+def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    for words in (("profile", "--silo", path), ("tune", "--silo", path, "--out", tmp_path / "t"), ("tune", "--data", "wbcd")):
+        with pytest.raises(BadInput, match="0 or more"):
+            silodp(*words, "--seed", -1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(a, b:\n", "raise RuntimeError('no')\n", "def f(a, b): return a / 0\n", "import not_there\n",
+        "from torch import nn\ndef f(a, b): return nn.Linear(a + 1, b)\n",
+    ],
+)  # fmt: skip
+def test_a_model_file_that_cannot_be_run_is_said_in_a_sentence(tmp_path, code):
+    (tmp_path / "m.py").write_text(code)
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    with pytest.raises(BadInput, match="cannot be run") as said:
+        silodp("train", "--silo", path, "--model", f"{tmp_path}/m.py:f", "--out", tmp_path / "run")
+    assert "\n" not in str(said.value)
+
+
+def test_public_ranges_that_are_no_table_are_said_in_a_sentence(tmp_path):
+    (tmp_path / "r.json").write_text('["a", "b"]')
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    with pytest.raises(BadInput, match="not a table"):
+        silodp("train", "--silo", path, "--model", "logistic", "--scale", tmp_path / "r.json", "--out", tmp_path / "run")
 
 
 def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):

@@ -503,12 +503,14 @@ def _problem(card: Card, model: str | None, schema: Path | None = None) -> Probl
         raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
     import runpy
 
-    try:
-        build = runpy.run_path(path)[function]
-    except (OSError, KeyError):
-        raise BadInput(f"model {model} cannot be used; give FILE.py:FUNCTION, called with (features, outputs)") from None
     outputs, loss = task.head()
-    return Problem(build(len(card.features), outputs), loss, by_name(card.prox), schema=named)
+    try:
+        built = runpy.run_path(path)[function](len(card.features), outputs)
+    except Exception as error:  # whatever somebody has written there
+        raise BadInput(
+            f"model {model} cannot be used ({type(error).__name__}); give FILE.py:FUNCTION, called with (features, outputs)"
+        ) from None
+    return Problem(built, loss, by_name(card.prox), schema=named)
 
 
 # --- files --------------------------------------------------------------------------------------------------------------------------

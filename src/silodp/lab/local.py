@@ -112,6 +112,8 @@ def train(
     task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
     model, loss = find_model(order.model, features, task, shape)
     problem = Problem(model, loss, by_name(order.prox), schema=order.schema.hash if order.schema else "")
+    with _own_code(order.model), torch.no_grad():
+        problem.outputs(problem.initial([0]), torch.zeros(2, features))
     records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     plan = plan_order(order, records.counts, features)
     seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
@@ -188,6 +190,15 @@ def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, recor
     (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
+@contextlib.contextmanager
+def _own_code(name: str) -> Iterator[None]:
+    """Whatever somebody has written there is said in a sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise BadInput(f"the model {name} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
+
+
 def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
     """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
     path, colon, function = text.rpartition(":")
@@ -195,11 +206,13 @@ def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()
         return model_by_name(text, features, task, shape)
     if not Path(path).is_file():
         raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN, cnn")
-    build = runpy.run_path(path).get(function)
+    outputs, loss = task.head()
+    with _own_code(path):
+        build = runpy.run_path(path).get(function)
     if not callable(build):
         raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
-    outputs, loss = task.head()
-    model = build(features, outputs)
+    with _own_code(path):
+        model = build(features, outputs)
     if not isinstance(model, nn.Module):
         raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
     return model, loss

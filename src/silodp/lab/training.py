@@ -19,7 +19,7 @@ from silodp.core.query import DisjointBatches, FullBatch
 from silodp.core.schema import Schema
 from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
-from silodp.lab.planning import finite
+from silodp.lab.planning import check_seed, finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
@@ -68,8 +68,7 @@ class Request:
 
 def run_request(request: Request, *, quiet: bool) -> dict:
     """Checks everything that can be checked without data, loads, trains."""
-    if request.seed is not None and request.seed < 0:
-        raise BadInput(f"seed is {request.seed}; it must be 0 or more")
+    check_seed(request.seed)
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
@@ -193,6 +192,8 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
         raise BadInput(
             f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
         ) from None
+    if not isinstance(table, dict):
+        raise BadInput(f"{path} holds a {type(table).__name__}, not a table; give feature = [low, high] for every feature")
     missing = [f for f in features if f not in table]
     if missing:
         raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")

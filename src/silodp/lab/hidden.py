@@ -22,6 +22,11 @@ KEY = "records.key"
 """Where this user's key lies, beside the registry of ledgers."""
 
 
+def hidden_of(folder: Path, *, central: bool) -> Path:
+    """A curator's is beside the folder, which is made at the end alone: the times of a folder tell how long it took, and so how many runs."""
+    return folder.resolve().parent / f".{folder.resolve().name}.secret" if central else folder / "runs"
+
+
 def open_hidden(hidden: Path) -> None:
     hidden.mkdir(mode=0o700, exist_ok=True)
     hidden.chmod(0o700)
@@ -33,10 +38,10 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
     if path.exists():
         kept = json.loads(path.read_text())
         if not hmac.compare_digest(kept["records"], _mark(str(kept["seed"]), records)):
-            raise BadInput(f"the records are not those with which {hidden.parent} was begun; restore them, or choose another --out")
+            raise BadInput(f"the records are not those with which {hidden} was begun; restore them, or choose another --out")
         return kept["seed"]
     if any(hidden.glob("*.safetensors")):
-        raise BadInput(f"{hidden.parent} has runs but no longer their seed, so that they cannot be continued; choose another --out")
+        raise BadInput(f"{hidden} has runs but no longer their seed, so that they cannot be continued; choose another --out")
     seed = secrets.randbits(128) if given is None else given
     write_atomically(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed
@@ -78,19 +83,22 @@ def _mark(key: str, records: Records) -> str:
     return mark.hexdigest()
 
 
-def clean_up(folder: Path, *, central: bool) -> None:
+def renew(folder: Path) -> None:
+    """An empty folder that was there before is made anew, later: it has its own date of birth."""
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def clean_up(folder: Path, hidden: Path, *, central: bool) -> None:
     """Once the answer is written: no seed, since known noise protects nobody.
 
-    A curator's folder keeps nothing of the runs that were not chosen, nor of how many there were: the theorem prices the best run alone.
-    All files then have one time, since the first and the last would say how long it took.
+    Of a curator nothing is kept of the runs that were not chosen, nor of how many there were: the theorem prices the best run alone.
     """
     if not central:
-        (folder / "runs/seed").unlink(missing_ok=True)
+        (hidden / "seed").unlink(missing_ok=True)
         return
-    if (folder / "secret").exists():
-        shutil.rmtree(folder / "secret")
+    if hidden.exists():
+        shutil.rmtree(hidden)
     when = (folder / "tune.json").stat().st_mtime_ns
-    if any(path.stat().st_mtime_ns != when for path in folder.iterdir()):
-        write_atomically(folder / "config.json", (folder / "config.json").read_text())  # a new file: an old one keeps its date of birth
-        for path in (*folder.iterdir(), folder):
-            os.utime(path, ns=(when, when))
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, ns=(when, when))

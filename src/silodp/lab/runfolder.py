@@ -55,6 +55,12 @@ def refuse_others(folder: Path) -> None:
         raise BadInput(f"{folder} holds a comparison, a tuning or a run over silos; choose another --out")
 
 
+def refuse_runs(folder: Path) -> None:
+    """The other way round."""
+    if any((folder / name).exists() for name in ("run.json", "spent.json")):
+        raise BadInput(f"{folder} holds a run of `silodp train` or `federation run`; choose another --out")
+
+
 def clear_folder(folder: Path) -> None:
     """Removes what an earlier training run left, and nothing else: its evaluations beside a new run's price would be read as paid by it.
 
@@ -85,9 +91,8 @@ def open_folder(folder: Path, config: object) -> None:
             raise BadInput(
                 f"{folder} holds a run with another {', '.join(differs)}; choose another --out, or remove the folder to start again"
             )
-    elif any((folder / name).exists() for name in ("run.json", "spent.json")):
-        raise BadInput(f"{folder} holds a run of `silodp train` or `federation run`; choose another --out")
     else:
+        refuse_runs(folder)
         path.write_text(json.dumps(wanted, indent=1) + "\n")
 
 

@@ -97,8 +97,9 @@ def clean_up(folder: Path, hidden: Path, *, central: bool) -> None:
     if not central:
         (hidden / "seed").unlink(missing_ok=True)
         return
+    when = (folder / "tune.json").stat().st_mtime_ns
+    if any(path.stat().st_mtime_ns != when for path in (*folder.iterdir(), folder)):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, ns=(when, when))  # before the runs are deleted, which takes the longer the more there are
     if hidden.exists():
         shutil.rmtree(hidden)
-    when = (folder / "tune.json").stat().st_mtime_ns
-    for path in (*folder.iterdir(), folder):
-        os.utime(path, ns=(when, when))

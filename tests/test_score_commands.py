@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from silodp.cli import app
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.card import Card
 from silodp.core.errors import BadInput
+from silodp.lab import scoring
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Patience, Remote
 from silodp.server.scoring import gaussian_for, score
@@ -41,6 +44,14 @@ def write_csv(path: Path, n: int, seed: int, holes: float = 0.0) -> Path:
     path.write_text("\n".join(rows) + "\n")
     path.chmod(0o600)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory):
+    """This user's keys and registry, for the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILODP_STATE", str(folder := tmp_path_factory.mktemp("state")))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +89,79 @@ def test_no_two_evaluations_share_their_noise(trained, tmp_path):
     assert min(np.diff(units)) > 0.05
     first, second = (silodp("evaluate", run, "--epsilon", 2)["scores"] for _ in range(2))
     assert first != second
+
+
+def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeypatch):
+    """Four that would all have read the price before any of them wrote it."""
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
+    spent, real = json.loads((run / "spent.json").read_text())["silos"][0], scoring.score
+    before = spent.get("in_all", {}).get("epsilon", spent["spent_epsilon"])
+    monkeypatch.setattr(scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1])
+    with ThreadPoolExecutor(4) as pool:
+        told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
+        answers = list(pool.map(lambda _: scoring.evaluate_run(run, **told), range(4)))
+    mu = [gdp_mu(Budget(e, spent["delta"])) for e in (before, 2.0)]
+    after = json.loads((run / "spent.json").read_text())["silos"][0]["in_all"]["epsilon"]
+    assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4)
+    assert len((run / "evaluations.jsonl").read_text().splitlines()) == 4
+    assert len({json.dumps(answer["scores"]) for answer in answers}) == 4, "one seed, one number of evaluations before: the same noise"
+
+
+@pytest.mark.parametrize("edit", [lambda rows: rows[::-1], lambda rows: rows + rows[:40], lambda rows: [*rows[:-1], rows[0]]])
+def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
+    """Rows in another order, more of them, or one that has changed: held out by position, they may have been trained on."""
+    path = write_csv(tmp_path / "a.csv", 200, 0)
+    silodp(
+        "train",
+        "--silo",
+        path,
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        2,
+        "--held-out",
+        0.25,
+        "--out",
+        tmp_path / "run",
+    )
+    silodp("evaluate", tmp_path / "run")
+    head, *rows = path.read_text().splitlines()
+    spent = (tmp_path / "run/spent.json").read_text()
+    path.write_text("\n".join([head, *edit(rows)]) + "\n")
+    with pytest.raises(BadInput, match="not those with which"):
+        silodp("evaluate", tmp_path / "run")
+    assert (tmp_path / "run/spent.json").read_text() == spent
+    path.write_text("\n".join([head, *rows]) + "\n")
+    silodp("evaluate", tmp_path / "run")
+
+
+def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_path, state):
+    """Two runs on the same records have different marks, and without the key none can be checked, neither by us nor by a reader."""
+    told = (
+        "--silo",
+        write_csv(tmp_path / "a.csv", 200, 0),
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        1,
+        "--held-out",
+        0.25,
+    )
+    for name in ("one", "two"):
+        silodp("train", *told, "--out", tmp_path / name)
+    marks = [json.loads((tmp_path / name / "records.json").read_text()) for name in ("one", "two")]
+    assert len({mark["records"] for mark in marks}) == 2
+    key = state / "records.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert not any(key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir())
+    key.rename(state / "away")
+    with pytest.raises(BadInput, match="cannot be told"):
+        silodp("evaluate", tmp_path / "one")
+    (state / "away").rename(key)
 
 
 def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
@@ -131,6 +215,8 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     [
         (("--epsilon", "inf"), "no privacy at all"),
         (("--epsilon", "0"), "greater than 0"),
+        (("--epsilon", "1e9"), "tell from infinite"),
+        (("--seed", "-1"), "0 or more"),
         (("--bins", "1000"), "1 to 512 bins"),
         (("--cap", "nan"), "cap"),
     ],
@@ -138,6 +224,87 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence):
     with pytest.raises(BadInput, match=sentence):
         silodp("evaluate", trained, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("spent.json", None, "came to its end"),
+        ("spent.json", "{}", "restore it"),
+        ("spent.json", "x", "restore it"),
+        ("spent.json", '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}', "restore it"),
+        ("model.safetensors", "x", "restore it"),
+        ("request.json", "[]", "no run of"),
+        ("records.json", "[]", "cannot be told"),
+    ],
+)
+def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, text, sentence):
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / name).unlink() if text is None else (run / name).write_text(text)
+    with pytest.raises(BadInput, match=sentence):
+        silodp("evaluate", run)
+
+
+def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    spent = json.loads((run / "spent.json").read_text())
+    for s in spent["silos"]:
+        s["in_all"] = {"epsilon": 4.99e7, "delta": s["delta"]}
+    (run / "spent.json").write_text(json.dumps(spent))
+    with pytest.raises(BadInput, match="smaller --epsilon"):
+        silodp("evaluate", run, "--epsilon", "1e7")
+    assert json.loads((run / "spent.json").read_text()) == spent
+
+
+def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
+    path = write_csv(tmp_path / "a.csv", 200, 0)
+    silodp(
+        "train",
+        "--silo",
+        path,
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        1,
+        "--held-out",
+        0.25,
+        "--out",
+        tmp_path / "run",
+    )
+    path.write_text("".join(f"{'c' if k == 0 else k},{line}\n" for k, line in enumerate(path.read_text().splitlines())))
+    with pytest.raises(BadInput, match="not those with which"):
+        silodp("evaluate", tmp_path / "run")
+
+
+def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    for words in (("profile", "--silo", path), ("tune", "--silo", path, "--out", tmp_path / "t"), ("tune", "--data", "wbcd")):
+        with pytest.raises(BadInput, match="0 or more"):
+            silodp(*words, "--seed", -1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(a, b:\n", "raise RuntimeError('no')\n", "def f(a, b): return a / 0\n", "import not_there\n",
+        "from torch import nn\ndef f(a, b): return nn.Linear(a + 1, b)\n",
+    ],
+)  # fmt: skip
+def test_a_model_file_that_cannot_be_run_is_said_in_a_sentence(tmp_path, code):
+    (tmp_path / "m.py").write_text(code)
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    with pytest.raises(BadInput, match="cannot be run") as said:
+        silodp("train", "--silo", path, "--model", f"{tmp_path}/m.py:f", "--out", tmp_path / "run")
+    assert "\n" not in str(said.value)
+
+
+def test_public_ranges_that_are_no_table_are_said_in_a_sentence(tmp_path):
+    (tmp_path / "r.json").write_text('["a", "b"]')
+    path = write_csv(tmp_path / "a.csv", 40, 0)
+    with pytest.raises(BadInput, match="not a table"):
+        silodp("train", "--silo", path, "--model", "logistic", "--scale", tmp_path / "r.json", "--out", tmp_path / "run")
 
 
 def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):

@@ -167,7 +167,9 @@ def tune(
     `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo a.csv --silo b.csv --trust central --repetitions poisson:10`
     """
     from silodp.lab import tune as lab
+    from silodp.lab.planning import check_seed
 
+    check_seed(seed)
     ranges = lab.Ranges(
         *(tuple(given) if given else getattr(lab.Ranges, name) for name, given in (("rounds", rounds), ("phases", phase), ("steps", step), ("clips", clip))),
         slope=slope,

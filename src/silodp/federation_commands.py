@@ -70,7 +70,10 @@ def up(
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
+        float,
+        typer.Option(
+            help="Share of each silo's records kept out of training, by position: do not sort rows by a value. A file that grows moves a few."
+        ),
     ] = 0.0,
     allow_profile: Annotated[
         bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
@@ -423,7 +426,7 @@ def run(
     given |= {"trust": "shuffle" if mixer else "isrl", "least": quorum if mixer else None}
     place = out_dir or _run_folder((folder if not hub else Path()) / "runs", resume)
     order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
-    if not resume and (place / "run.json").exists():
+    if not resume and any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
@@ -500,12 +503,14 @@ def _problem(card: Card, model: str | None, schema: Path | None = None) -> Probl
         raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
     import runpy
 
-    try:
-        build = runpy.run_path(path)[function]
-    except (OSError, KeyError):
-        raise BadInput(f"model {model} cannot be used; give FILE.py:FUNCTION, called with (features, outputs)") from None
     outputs, loss = task.head()
-    return Problem(build(len(card.features), outputs), loss, by_name(card.prox), schema=named)
+    try:
+        built = runpy.run_path(path)[function](len(card.features), outputs)
+    except Exception as error:  # whatever somebody has written there
+        raise BadInput(
+            f"model {model} cannot be used ({type(error).__name__}); give FILE.py:FUNCTION, called with (features, outputs)"
+        ) from None
+    return Problem(built, loss, by_name(card.prox), schema=named)
 
 
 # --- files --------------------------------------------------------------------------------------------------------------------------

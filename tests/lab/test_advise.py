@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import tomllib
 
 import numpy as np
@@ -273,13 +274,36 @@ def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_aga
         patch.setattr("shutil.rmtree", die)
         with pytest.raises(Dies):
             charged(folder, "central", "poisson:4")
-    assert (folder / "secret").stat().st_mode & 0o777 == 0o700
-    kept = list((folder / "secret").iterdir())
+    secret = tmp_path / ".t.secret"
+    assert secret.stat().st_mode & 0o777 == 0o700
+    kept = [p for p in secret.iterdir() if p.name != "config.json"]
     assert len(kept) > 1
     assert {p.stat().st_mode & 0o777 for p in kept} == {0o600}
     assert charged(folder, "central", "poisson:4")["chosen"]["score"] is not None
     assert {p.name for p in folder.iterdir()} == {"config.json", "environment.json", "model.safetensors", "settings.toml", "tune.json"}
+    assert not secret.exists()
     assert len({p.stat().st_mtime_ns for p in (*folder.iterdir(), folder)}) == 1, "times tell how long it took, and so how many runs"
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_curators_folder_is_born_when_all_runs_are_over(tmp_path, made):
+    """Its date of birth, which nobody can set, beside the answer's would tell how long it took."""
+    folder, seen, was = tmp_path / "t", [], None
+    if made:
+        folder.mkdir()
+        was = os.open(folder, os.O_RDONLY)  # keeps its number from being given again
+
+    class Looks(tune.ErrorShare):
+        def view(self, *args):
+            seen.append(folder.exists() and bool(list(folder.iterdir())))
+            return super().view(*args)
+
+    charged(folder, "central", "poisson:4", score=Looks())
+    assert seen
+    assert not any(seen)
+    if was is not None:
+        assert os.fstat(was).st_ino != folder.stat().st_ino
+        os.close(was)
 
 
 def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, monkeypatch):

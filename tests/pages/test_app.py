@@ -14,6 +14,7 @@ from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
 
 from silodp import cli
 from silodp.pages import runs
+from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
 from silodp.silo.pause import pause_file, paused, set_paused
 from silodp.silo.policy import CODES
@@ -195,6 +196,31 @@ def test_a_run_that_cannot_be_read_hides_no_other_and_keeps_nobody_waiting(tmp_p
         for name in runs.found_in(tmp_path):
             status, page, _ = ask(port, f"/run/{quote(os.fsencode(name))}")
             assert status == (200 if f'href="/run/{quote(os.fsencode(name))}"' in ask(port, "/")[1] else 404)
+
+
+def test_a_tuning_and_what_cannot_be_drawn_get_a_sentence_under_the_guards_headers(tmp_path, silodp):
+    """Neither a traceback nor a page that has left the guard behind."""
+    rows = "".join(f"{k % 7},{k % 3},{k % 2}\n" for k in range(60))
+    (tmp_path / "a.csv").write_text(f"a,b,label\n{rows}")
+    told = ("--silo", "a.csv", "--candidates", 1, "--rounds", 1, "--phase", 1, "--out", "runs/tune", "--json")
+    code, _, err = silodp("tune", *told)
+    assert code == 0, err
+    (tmp_path / "runs/odd").mkdir()
+    odd = {"dataset": "wbcd", "silos": ["a", "b"], "trials": 1, "rounds": 1}  # can be read, but not drawn
+    (tmp_path / "runs/odd/config.json").write_text(json.dumps(odd))
+    code, _, err = silodp("report", "runs/tune")
+    assert (code, err.count("\n"), "tune.json" in err) == (2, 1, True)
+    code, _, err = silodp("report", "runs/odd")
+    assert (code, err.count("\n"), "cannot be read" in err) == (2, 1, True)
+    with served(tmp_path / "runs") as port:
+        for name, sentence in (("tune", "tune.json"), ("odd", "cannot be read")):
+            for kind in ("run", "run-live", "report"):
+                status, page, headers = ask(port, f"/{kind}/{name}")
+                assert (status, sentence in page) == (404, True)
+                assert {key.decode() for key in HEADERS} <= headers.keys()
+        status, _, headers = ask(port, "/compare?run=tune&run=odd")
+        assert (status, "content-security-policy" in headers) == (404, True)
+        assert ask(port, "/")[0] == 200
 
 
 def test_the_command_refuses_another_host_and_serves_on_loopback(tmp_path, root, gated, capsys, monkeypatch):

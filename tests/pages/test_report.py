@@ -33,6 +33,13 @@ def command(*words) -> None:
         cli.main()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILODP_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
@@ -71,6 +78,20 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     assert "The seed was fixed (1)" in page
     assert "Signature" in page
     assert runs.fingerprint(trained) in page
+
+
+def test_a_loss_on_raw_test_records_is_named_as_not_private(tmp_path):
+    for name in ("a", "test"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(f"{k % 9},{k % 5}\n" for k in range(80)))
+    column = '[columns.x]\ntype = "number"\nrange = [0, 9]\n[label]\ncolumn = "y"\ntask = "regression"\nrange = [0, 5]\n'
+    (tmp_path / "s.toml").write_text(column)
+    files = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--test", tmp_path / "test.csv", "--out", tmp_path / "run")
+    with pytest.raises(SystemExit) as stop:
+        command("train", *files, "--model", "linear", "--algorithm", "mb-sgd", "--rounds", 1, "--json")
+    assert not stop.value.code
+    page = plain(report(runs.read(tmp_path / "run")))
+    assert "The test loss was measured on raw test records: a research figure, not private." in page
+    assert "test loss (not private)" in page
 
 
 @pytest.fixture(scope="module")

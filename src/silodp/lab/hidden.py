@@ -1,4 +1,7 @@
-"""The part of a tuning's folder that nobody but the tuning itself may read: its seed, a mark of its records, and runs that are not chosen."""
+"""What of a run nobody else may read: a tuning's seed and the runs that it has not chosen, and the key of a mark by which records are known again.
+
+A mark without a secret key would tell whoever knows all records but one which that one is.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,16 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.silo.atomic import write_atomically
+from silodp.silo.identity import Registry
 from silodp.silo.records import Records
+
+KEY = "records.key"
+"""Where this user's key lies, beside the registry of ledgers."""
+
+
+def hidden_of(folder: Path, *, central: bool) -> Path:
+    """A curator's is beside the folder, which is made at the end alone: the times of a folder tell how long it took, and so how many runs."""
+    return folder.resolve().parent / f".{folder.resolve().name}.secret" if central else folder / "runs"
 
 
 def open_hidden(hidden: Path) -> None:
@@ -25,36 +37,69 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
     path = hidden / "seed"
     if path.exists():
         kept = json.loads(path.read_text())
-        if not hmac.compare_digest(kept["records"], _mark(kept["seed"], records)):
-            raise BadInput(f"the records are not those with which {hidden.parent} was begun; restore them, or choose another --out")
+        if not hmac.compare_digest(kept["records"], _mark(str(kept["seed"]), records)):
+            raise BadInput(f"the records are not those with which {hidden} was begun; restore them, or choose another --out")
         return kept["seed"]
     if any(hidden.glob("*.safetensors")):
-        raise BadInput(f"{hidden.parent} has runs but no longer their seed, so that they cannot be continued; choose another --out")
+        raise BadInput(f"{hidden} has runs but no longer their seed, so that they cannot be continued; choose another --out")
     seed = secrets.randbits(128) if given is None else given
-    write_atomically(path, json.dumps({"seed": seed, "records": _mark(seed, records)}))
+    write_atomically(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed
 
 
-def _mark(seed: int, records: Records) -> str:
-    mark = hmac.new(str(seed).encode(), digestmod=hashlib.sha256)
+def mark_of(records: Records) -> str:
+    """For a folder that is shown: under a key that stays with this user, and another each time, so that no two marks tell of a change."""
+    registry = Registry()
+    path = registry.folder.parent / KEY
+    with registry.locked():
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(32))
+    salt = secrets.token_hex(16)
+    return json.dumps({"salt": salt, "records": _mark(path.read_text() + salt, records)}) + "\n"
+
+
+def check_mark(folder: Path, records: Records) -> None:
+    """BadInput unless the mark in the run's folder is of these very records, in this order."""
+    key = Registry().folder.parent / KEY
+    try:
+        kept = json.loads((folder / "records.json").read_text())
+        same = hmac.compare_digest(kept["records"], _mark(key.read_text() + kept["salt"], records))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"whether these are the records of the run in {folder} cannot be told ({type(error).__name__}): that needs its records.json "
+            f"and the key {key} of whoever trained it; train again"
+        ) from None
+    if not same:
+        raise BadInput(
+            f"the records are not those with which the run in {folder} was trained, in their order, so that some that it has seen may be "
+            "among those held out; restore them, or train again"
+        )
+
+
+def _mark(key: str, records: Records) -> str:
+    mark = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (records.x, records.y):
         mark.update(f"{part.dtype} {tuple(part.shape)} ".encode() + part.contiguous().numpy().tobytes())
     return mark.hexdigest()
 
 
-def clean_up(folder: Path, *, central: bool) -> None:
+def renew(folder: Path) -> None:
+    """An empty folder that was there before is made anew, later: it has its own date of birth."""
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def clean_up(folder: Path, hidden: Path, *, central: bool) -> None:
     """Once the answer is written: no seed, since known noise protects nobody.
 
-    A curator's folder keeps nothing of the runs that were not chosen, nor of how many there were: the theorem prices the best run alone.
-    All files then have one time, since the first and the last would say how long it took.
+    Of a curator nothing is kept of the runs that were not chosen, nor of how many there were: the theorem prices the best run alone.
     """
     if not central:
-        (folder / "runs/seed").unlink(missing_ok=True)
+        (hidden / "seed").unlink(missing_ok=True)
         return
-    if (folder / "secret").exists():
-        shutil.rmtree(folder / "secret")
     when = (folder / "tune.json").stat().st_mtime_ns
-    if any(path.stat().st_mtime_ns != when for path in folder.iterdir()):
-        write_atomically(folder / "config.json", (folder / "config.json").read_text())  # a new file: an old one keeps its date of birth
+    if any(path.stat().st_mtime_ns != when for path in (*folder.iterdir(), folder)):
         for path in (*folder.iterdir(), folder):
-            os.utime(path, ns=(when, when))
+            os.utime(path, ns=(when, when))  # before the runs are deleted, which takes the longer the more there are
+    if hidden.exists():
+        shutil.rmtree(hidden)

@@ -27,10 +27,10 @@ from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
 from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.lab.evaluate import balanced_accuracy, error_rate
-from silodp.lab.runfolder import make_folder, write_environment
+from silodp.lab.runfolder import clear_folder, make_folder, refuse_others, write_environment
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
-from silodp.server.output import output
+from silodp.server.output import check_rule, output
 from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress, measured
 from silodp.server.scaling import learn_scaling
@@ -106,16 +106,21 @@ def train(
 ) -> dict:
     """Calibrates, trains, writes run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spend, and returns the summary that --json prints."""
     make_folder(folder)
+    refuse_others(folder)
+    check_rule(order.output_rule)
     features = math.prod(records.x.shape[2:])
     task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
     model, loss = find_model(order.model, features, task, shape)
     problem = Problem(model, loss, by_name(order.prox), schema=order.schema.hash if order.schema else "")
+    with _own_code(order.model), torch.no_grad():
+        problem.outputs(problem.initial([0]), torch.zeros(2, features))
     records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     plan = plan_order(order, records.counts, features)
     seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
     watch = _Watch(folder, ledger, records.names)
     with contextlib.closing(watch.record):
+        clear_folder(folder)
         _write_order(folder, order, plan, problem, records, dict(about or {}))
 
         def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
@@ -172,7 +177,6 @@ class _Watch:
 
 def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, records: Records, about: dict) -> None:
     """run.json: what is trained, known before the first question; n is public."""
-    (folder / "spent.json").unlink(missing_ok=True)  # of an earlier run in this folder
     silos = [
         {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
         for name, n, b in zip(records.names, records.counts, order.budgets, strict=True)
@@ -186,6 +190,15 @@ def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, recor
     (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
+@contextlib.contextmanager
+def _own_code(name: str) -> Iterator[None]:
+    """Whatever somebody has written there is said in a sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise BadInput(f"the model {name} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
+
+
 def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
     """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
     path, colon, function = text.rpartition(":")
@@ -193,11 +206,13 @@ def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()
         return model_by_name(text, features, task, shape)
     if not Path(path).is_file():
         raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN, cnn")
-    build = runpy.run_path(path).get(function)
+    outputs, loss = task.head()
+    with _own_code(path):
+        build = runpy.run_path(path).get(function)
     if not callable(build):
         raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
-    outputs, loss = task.head()
-    model = build(features, outputs)
+    with _own_code(path):
+        model = build(features, outputs)
     if not isinstance(model, nn.Module):
         raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
     return model, loss

@@ -108,10 +108,21 @@ def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
     }  # fmt: skip
 
 
+LARGEST = 1e7
+"""Epsilon at most: `gdp_epsilon` gives up at a mu of 1e4, which is an epsilon of about 5e7, and evaluations add up."""
+
+
 def finite(epsilon: float) -> None:
     """Only the lab's own baselines run without noise."""
     if math.isinf(epsilon):
         raise BadInput("epsilon is inf, which is no privacy at all; give a finite number, such as 3")
+    if epsilon > LARGEST:
+        raise BadInput(f"epsilon is {epsilon:g}, which no accountant here can tell from infinite; give at most {LARGEST:g}, such as 3")
+
+
+def check_seed(seed: int | None) -> None:
+    if seed is not None and seed < 0:
+        raise BadInput(f"seed is {seed}; it must be 0 or more")
 
 
 def _conversions(spent: Budget, n: int, gaussian: bool) -> dict:

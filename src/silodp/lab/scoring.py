@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
@@ -19,7 +19,10 @@ from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.task import Task
+from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
+from silodp.lab.planning import check_seed
+from silodp.lab.runfolder import locked
 from silodp.lab.training import Request, budgets_of, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
@@ -39,13 +42,19 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
     The price is added, not shared: no record is claimed to have been in one part only.
     """
-    request = read_request(folder)
+    check_seed(seed)
+    with locked(folder):  # from what was spent to the answer: two at once would each add to the same sum, and draw the same noise
+        return _evaluate(folder, epsilon, bins, cap, seed)
+
+
+def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
+    spent, request = _spent(folder), read_request(folder)
     if not request.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
-    spent = json.loads((folder / "spent.json").read_text())
     records, classes, _, _, _ = load_records(request)
     if [s["name"] for s in spent["silos"]] != list(records.names):
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
+    check_mark(folder, records)
     budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
     _, held = split_records(records, request.held_out)
     problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
@@ -57,7 +66,11 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
     )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
-    (folder / "spent.json").write_text(json.dumps(spent, indent=1) + "\n")  # the price first: no answer is kept unpaid
+    if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
+        raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
+    part = folder / "spent.json.part"
+    part.write_text(json.dumps(spent, indent=1) + "\n")
+    part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
     with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(answer) + "\n")
     return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
@@ -65,6 +78,7 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
 def profile_data(request: Request) -> dict:
     """A profile of the silos' own files or of a built-in set, within the request's budgets."""
+    check_seed(request.seed)
     records, classes, features, _, _ = load_records(replace(request, scale="none"), holes=True)
     names = features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
     labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
@@ -86,6 +100,23 @@ def _connected(
     return Federation(InProcess(gate), Everyone(len(records))), ledger
 
 
+def _spent(folder: Path) -> dict:
+    """What the run has cost so far; there is none before its end."""
+    try:
+        found = json.loads((folder / "spent.json").read_text())
+        spent = [
+            (s["name"], *(float(s[k]) for k in ("spent_epsilon", "delta")), *map(float, s.get("in_all", {}).values()))
+            for s in found["silos"]
+        ]
+        if not spent or not isinstance(found["rule"], str):
+            raise ValueError
+    except FileNotFoundError:
+        raise BadInput(f"{folder} holds no run of `silodp train` that came to its end: it has no spent.json; train again") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is not known; restore it") from None
+    return found
+
+
 def _evaluations(folder: Path) -> int:
     """How many there were before."""
     try:
@@ -101,10 +132,11 @@ def _model(folder: Path, request: Request, features: int, classes: int) -> tuple
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-        w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
-    except (OSError, KeyError):
+        w = torch.cat([stored[name].reshape(shape).flatten() for name, shape in problem.shapes.items()])[None]
+        mean, scale = (stored[name].reshape(features) for name in ("scaling.mean", "scaling.scale"))
+    except (OSError, KeyError, RuntimeError, SafetensorError):
         raise BadInput(f"{folder}/model.safetensors is not the model {request.model} of this run; restore it") from None
-    return problem, w, stored["scaling.mean"], stored["scaling.scale"]
+    return problem, w, mean, scale
 
 
 def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -> list[dict]:

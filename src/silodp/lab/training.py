@@ -17,8 +17,9 @@ from silodp.core.accounting import Budget, record_budget_for_user
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, FullBatch
 from silodp.core.schema import Schema
+from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
-from silodp.lab.planning import finite
+from silodp.lab.planning import check_seed, finite
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
@@ -67,13 +68,13 @@ class Request:
 
 def run_request(request: Request, *, quiet: bool) -> dict:
     """Checks everything that can be checked without data, loads, trains."""
-    if request.seed is not None and request.seed < 0:
-        raise BadInput(f"seed is {request.seed}; it must be 0 or more")
+    check_seed(request.seed)
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     records, classes, _, held_out, scale = load_records(request)
     budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
+    mark = mark_of(records) if request.held_out else None
     if request.held_out:
         records, _ = split_records(records, request.held_out)
     order = Order(
@@ -93,6 +94,8 @@ def run_request(request: Request, *, quiet: bool) -> dict:
 
         about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
         summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "", about=about)
+    if mark:
+        (request.folder / "records.json").write_text(mark)
     _write_request(request)
     return summary
 
@@ -189,6 +192,8 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
         raise BadInput(
             f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
         ) from None
+    if not isinstance(table, dict):
+        raise BadInput(f"{path} holds a {type(table).__name__}, not a table; give feature = [low, high] for every feature")
     missing = [f for f in features if f not in table]
     if missing:
         raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")

@@ -27,9 +27,9 @@ from silodp.core.problem import Problem
 from silodp.core.query import Gaussian, Moments, Query
 from silodp.core.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
 from silodp.lab.advise import Shape, synthetic
-from silodp.lab.hidden import clean_up, open_hidden, seed_of
+from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import default_delta, finite
-from silodp.lab.runfolder import open_folder, write_environment
+from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.output import output
@@ -265,13 +265,18 @@ def search_charged(
         )
     if search.classes < 2:
         raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
-    open_folder(folder, replace(search, counts=records.counts))
+    central, wanted = search.trust == "central", replace(search, counts=records.counts)
+    hidden = hidden_of(folder, central=central)
+    if central and not (folder / "config.json").exists():
+        refuse_runs(folder)
+        open_folder(hidden, wanted)
+    else:
+        open_folder(folder, wanted)
     if (folder / "tune.json").exists():
-        clean_up(folder, central=search.trust == "central")  # it may have been killed before it did
+        clean_up(folder, hidden, central=central)  # it may have been killed before it did
         return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
-    hidden = folder / ("secret" if search.trust == "central" else "runs")
     open_hidden(hidden)
-    if search.trust == "central":
+    if central:
         flat = records.mask.flatten()
         x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
         records = Records.of([(x, y)], ["pool"])
@@ -282,6 +287,9 @@ def search_charged(
     tried = candidates_of(search.ranges, search.candidates, search.coin)
     answer = desk.compose(tried, tick) if repetitions is None else desk.select(tried, repetitions, tick)
     best = answer.pop("file")
+    if central:
+        renew(folder)
+        open_folder(folder, wanted)
     if best is not None:
         found = load_file(best)
         scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
@@ -290,7 +298,7 @@ def search_charged(
         folder, noise=f"seeded pseudo-random float noise, {'seed from the operating system' if seed is None else f'seed {seed}'}"
     )
     _finish(folder, answer)
-    clean_up(folder, central=search.trust == "central")
+    clean_up(folder, hidden, central=central)
     return answer
 
 

@@ -83,7 +83,9 @@ class Runs:
         if not 2 <= len(names) <= MOST:
             content = tag("h1", "Compare runs"), tag("p", f"Choose two to {MOST} runs in the ", tag("a", "list", href="/"), ".")
             return HTMLResponse(screen("Compare", self._tabs, "", *content), 400)
-        return HTMLResponse(screen("Compare", self._tabs, "", *compared([self._named(name) for name in names])))
+        named = [self._named(name) for name in names]
+        with runs.readable(self._root):
+            return HTMLResponse(screen("Compare", self._tabs, "", *compared(named)))
 
     def _named(self, name: str) -> tuple[str, runs.Run]:
         """The run of that name among those that were found; a name is never made a path."""
@@ -121,9 +123,10 @@ def _state(run: runs.Run) -> Markup:
 
 def _followed(name: str, run: runs.Run) -> Markup:
     """The part of a run's page that changes while it runs."""
-    state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
     links = tag("p", tag("a", "The report, to print and sign", href=f"/report/{quote(name)}", id="to-report"), class_="screen")
-    return join([head(run), state, links, *body(run)])
+    with runs.readable(run.folder):
+        state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
+        return join([head(run), state, links, *body(run)])
 
 
 def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:

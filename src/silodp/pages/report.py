@@ -12,7 +12,7 @@ from typing import Any
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, document, facts, section, sentence, table, tag, text
-from silodp.pages.runs import Run, Silo, fingerprint
+from silodp.pages.runs import Run, Silo, fingerprint, readable
 from silodp.pages.unprotected import sentences
 
 KINDS = {
@@ -36,8 +36,9 @@ COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 
 def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, now: datetime | None = None) -> str:
     """The whole page as text; it asks for nothing from anywhere."""
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
-    main = tag("main", head(run), *body(run, audit), signature(run, when), id="main")
-    return document(f"{title(run)}: report", main, policy=True, kind="report")
+    with readable(run.folder):
+        main = tag("main", head(run), *body(run, audit), signature(run, when), id="main")
+        return document(f"{title(run)}: report", main, policy=True, kind="report")
 
 
 def title(run: Run) -> str:
@@ -94,6 +95,8 @@ def figures(run: Run) -> Markup:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
         if "test_error" in run.summary:
             pairs.append(("test error (not private)", f"{run.summary['test_error']:.1%}"))
+        if "test_loss" in run.summary:
+            pairs.append(("test loss (not private)", f"{run.summary['test_loss']:.4g}"))
     return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
 
 

@@ -6,6 +6,7 @@ A folder may come from elsewhere: only plain files are opened, and what is in no
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import fcntl
@@ -102,8 +103,15 @@ def _walk(root: Path, depth: int) -> Iterator[Path]:
 
 def read(folder: Path) -> Run:
     """The run in a folder; BadInput if it holds none, or none that can be read."""
-    try:
+    with readable(folder):
         return _read(folder)
+
+
+@contextlib.contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """To read or draw a run: what is not as we write it is said in a sentence, wherever it is met."""
+    try:
+        yield
     except BadInput:
         raise
     except Exception as error:  # whatever somebody has put there
@@ -112,7 +120,9 @@ def read(folder: Path) -> Run:
 
 def _read(folder: Path) -> Run:
     if (folder / "config.json").exists():
-        return _compared(folder)
+        if "dataset" not in (config := _json(folder / "config.json")):
+            raise BadInput(f"{folder} holds no comparison; of a tuning there is no report: what it cost and chose is in its tune.json")
+        return _compared(folder, config)
     if about := _json(folder / "run.json"):
         return _federated(folder, about) if "order" in about else _trained(folder, about)
     if (folder / "spent.json").exists():
@@ -179,8 +189,8 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary)
 
 
-def _compared(folder: Path) -> Run:
-    config, data, units = _json(folder / "config.json"), _json(folder / "data.json"), set()
+def _compared(folder: Path, config: dict[str, Any]) -> Run:
+    data, units = _json(folder / "data.json"), set()
     for path in sorted(folder.glob("results*.csv")):
         with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:
             units |= {

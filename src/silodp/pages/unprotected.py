@@ -39,8 +39,9 @@ def sentences(run: Run) -> list[str]:
         said.append(f"The seed was fixed ({run.about['seed']}): whoever knows it knows the noise, and then nothing is protected.")
     if run.summary.get("note"):
         said.append(str(run.summary["note"]))
-    if "test_error" in run.summary:
-        said.append("The test error was measured on raw test records: a research figure, not private.")
+    for name, words in (("test_error", "test error"), ("test_loss", "test loss")):
+        if name in run.summary:
+            said.append(f"The {words} was measured on raw test records: a research figure, not private.")
     if run.about.get("user_level"):
         said.append("Budgets were given for a whole silo's data; this page shows what that means for one record.")
     return [*said, *(DEPLOYED if run.kind == "federation" else SIMULATED), *ALWAYS]

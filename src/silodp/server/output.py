@@ -14,8 +14,7 @@ RULES = ("last", "random", "tail")
 
 def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> Tensor:
     """Runs the generator to its end. All three rules are post-processing of releases, so none costs privacy."""
-    if rule not in RULES:
-        raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
+    check_rule(rule)
     points = list(iterates) if rule != "last" else _last(iterates)
     if not points:
         raise BadInput("the algorithm made no step; give it at least one round")
@@ -23,6 +22,11 @@ def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> 
         return points[int(np.random.default_rng(seed).integers(len(points)))]
     tail = points[len(points) // 2 :]
     return sum(tail[1:], tail[0]) / len(tail)
+
+
+def check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
 
 
 def _last(iterates: Iterable[Tensor]) -> list[Tensor]:

@@ -294,7 +294,10 @@ def init(
         Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of the records that training never sees, by position: do not sort rows by a value.")
+        float,
+        typer.Option(
+            help="Share of the records that training never sees, by position: do not sort rows by a value. A file that grows moves a few."
+        ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ from silodp.silo.files import load_silos
 from silodp.silo.pause import Pause
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
-from silodp.silo.schema import read_table
+from silodp.silo.schema import raw, read_table
 
 # --- what the silo owns -------------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def read_records(place: Place, schema: Schema | None) -> Held:
     x, y = loaded.records_raw[0]
     if loaded.features and all(_number(name) for name in loaded.features) and Path(place.data).suffix != ".npz":
         raise BadInput(f"{place.data} seems to have no header, for its columns are named by numbers; give each column a name")
-    return Held(x.reshape(len(x), -1), y, loaded.features, (x, y))
+    return Held(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
 
 
 def _number(name: str) -> bool:

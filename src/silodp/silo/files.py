@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -34,6 +34,7 @@ class Loaded:
     features: tuple[str, ...]
     classes: tuple[str, ...]  # class k has label k; empty for regression
     names: tuple[str, ...]
+    cells: list[dict[str, np.ndarray]] = field(default_factory=list)  # each silo's columns as its file holds them, for a ledger
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,7 +57,7 @@ def load_silos(
     names = silo_names(paths, names)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
-    records, order = [], []
+    records, cells, order = [], [], []
     for path in paths:
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
         columns = [name for name in sheet.columns if name != sheet.label]
@@ -73,7 +74,8 @@ def load_silos(
             x[j] = _numbers(path, column, sheet.columns[column], holes)
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
-    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names)
+        cells.append(sheet.columns)
+    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells)
 
 
 def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ rows or columns nor which column is the label matters. `parts` are marks of some
 and dropped columns, also together with added, removed and edited rows. Values themselves are never stored. What is compared is the file's cells,
 not what a schema makes of them; another kind of file, or of true and false, is seen through.
 
-Recognised: data with 1 in 20 of the smaller set's whole rows, or with enough people (at least 21, and more the coarser the columns) in columns that
-stayed. Not recognised: data that was rescaled or retyped throughout, images that were packed anew with loss, fewer than 21 people in rows that
+Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up to half), or with enough people (at least 21,
+and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped throughout, images that were packed anew with loss, fewer than 21 people in rows that
 all changed, and few coarse columns (an age and a sex, say) once the rows have grown several times over or most were replaced.
 
 The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
@@ -31,13 +31,14 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.silo.atomic import write_atomically
-from silodp.silo.parts import Part, canonical, merged, parts_of, unpacked
+from silodp.silo.parts import CORE, Part, by_chance, canonical, merged, parts_of, unpacked
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
 """Marks kept of a data set; of a larger one the smallest, which are a random sample under the key."""
 SAME = 0.05
-"""Two data sets are the same one, changed, when this share of the smaller one's records is in both."""
+"""Two data sets are the same one, changed, when this share of the smaller one's records is in both, besides twice what chance would give ..."""
+MOSTLY = 0.5  # ... or this share, whatever chance gives
 PARTS = 300  # kept of a data set whose columns change again and again
 _CHUNK = 2**22
 
@@ -96,11 +97,12 @@ class Sketch:
         # Of a large set only the smallest marks are kept, so that only the marks below both cuts can be compared.
         cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
         mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
-        shared, known = len(mine & theirs), unpacked(self.parts)
+        shared, known, new = len(mine & theirs), unpacked(self.parts), unpacked(other.parts)
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            parts=max((one.share(part) for part in unpacked(other.parts) for one in known), default=0.0),
+            parts=max((one.share(part) for part in new for one in known), default=0.0),
+            chance=max((by_chance(one, part) for part in new for one in known if one.kind == part.kind == CORE), default=0.0),
         )
 
 
@@ -111,10 +113,11 @@ class Likeness:
     known: float  # share of its records that the sketch knows
     records: float  # share of the smaller one's records that are in both
     parts: float  # about the share of the smaller one's people that some of the columns show in both
+    chance: float  # about the share of records that other people of the same kind would have in common with the larger one
 
     @property
     def same(self) -> bool:
-        return max(self.records, self.parts) >= SAME
+        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.parts >= SAME
 
     def words(self) -> str:
         return (

@@ -73,6 +73,13 @@ class Part:
         spread = np.sqrt((weight**2 * (a + b) * (a + b - 1) / 2).sum())
         return float(min(1.0, total / min((weight * a).sum(), (weight * b).sum()))) if total > SURE * spread else 0.0
 
+    def people(self) -> float:
+        return float(self.counts.sum()) * 2**self.level
+
+    def repeats(self) -> float:
+        """The share of people who have their values in common with others of the same data set."""
+        return 1 - float((self.counts == 1).sum() / self.counts.sum())
+
     def merged(self, other: Part) -> Part:
         level = max(self.level, other.level)
         (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
@@ -135,7 +142,7 @@ def _part(kind: int, values: np.ndarray) -> Part | None:
 
 def _thin(part: Part, zeros: np.ndarray) -> Part:
     level = part.level
-    while (zeros >= level).sum() > KEPT:
+    while (zeros >= level).sum() > (4 * KEPT if part.kind == CORE else KEPT):
         level += 1
     stays = zeros >= level
     return Part(part.kind, level, part.marks[stays], part.counts[stays])
@@ -183,6 +190,17 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 def _zeros(codes: np.ndarray) -> np.ndarray:
     """The zero bits that each code begins with, up to 53."""
     return (53 - np.frexp((codes >> np.uint64(11)).astype(np.float64))[1]).astype(np.uint64)
+
+
+def by_chance(one: Part, other: Part) -> float:
+    """About the share of the smaller one's people who, by chance, have their values in common with the larger one, were they others.
+
+    As many as within the larger one, but no more than the smaller one's own repeats, generously counted, allow: copied rows are no chance.
+    """
+    small, large = sorted((one, other), key=Part.people)
+    repeated = small.repeats() * small.people()
+    most = (repeated + 3 * repeated**0.5 + 9) / small.people()
+    return min(large.repeats(), most * large.people() / small.people())
 
 
 def merged(old: Iterable[Part], new: Iterable[Part], most: int) -> list[Part]:

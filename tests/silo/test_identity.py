@@ -138,6 +138,19 @@ def test_a_tenth_of_the_people_among_others_are_recognised(tmp_path):
         assert likeness(identity(table, tmp_path), identity(changed, tmp_path)).same
 
 
+def test_a_third_of_the_people_among_others_are_recognised_by_pairs_of_columns(tmp_path):
+    """A column was added, so that no row tells anything, and of one column alone too little stayed."""
+    table = hospital("north")
+    mixed = pd.concat([hospital("north", seed=1).iloc[1000:], table.iloc[:1000]], ignore_index=True)
+    assert likeness(identity(table, tmp_path), identity(CHANGES["a random column"](mixed), tmp_path)).same
+
+
+def test_new_rows_with_an_empty_column_do_not_hide_the_old_ones(tmp_path):
+    table = clinic()
+    grown = CHANGES["a random column"](pd.concat([table, clinic(1, 150).assign(age="")], ignore_index=True))
+    assert likeness(identity(table, tmp_path), identity(grown, tmp_path)).same
+
+
 # --- other people ---------------------------------------------------------------------------------------------------------------
 
 

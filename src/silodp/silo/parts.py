@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KEPT = 1000
+KEPT = 2000
 """Different values kept of a part, about: of more, those whose codes begin with enough zero bits, whatever the data set."""
 SINGLES, PAIRED = 32, 8  # columns that are parts of their own, and those that are paired, by their number of different values
 LEVELS, GROUPS = 3, 8  # for each k up to LEVELS, GROUPS groups that each coarse column is in with probability 1 / 2^k
@@ -142,7 +142,7 @@ def _part(kind: int, values: np.ndarray) -> Part | None:
 
 def _thin(part: Part, zeros: np.ndarray) -> Part:
     level = part.level
-    while (zeros >= level).sum() > (4 * KEPT if part.kind == CORE else KEPT):
+    while (zeros >= level).sum() > (2 * KEPT if part.kind == CORE else KEPT):
         level += 1
     stays = zeros >= level
     return Part(part.kind, level, part.marks[stays], part.counts[stays])

@@ -130,6 +130,12 @@ def test_a_column_a_row_and_a_dropped_column_in_another_kind_of_file_leave_it_re
         assert likeness(identity(table, tmp_path), identity(changed, tmp_path, "parquet")).same, name
 
 
+def test_forty_new_columns_that_tell_more_do_not_crowd_out_the_old_ones(tmp_path):
+    table = cells()
+    wide = pd.DataFrame(np.random.default_rng(0).normal(size=(len(table), 40))).add_prefix("a")
+    assert likeness(identity(table, tmp_path), identity(rows_added(pd.concat([wide, table], axis=1)), tmp_path)).same
+
+
 def test_a_tenth_of_the_people_among_others_are_recognised(tmp_path):
     """And so they are with a column added, where rows tell nothing."""
     table = hospital("north")

@@ -110,13 +110,13 @@ def parts_of(columns: list[np.ndarray]) -> list[Part]:
     n = len(columns[0])
     core, groups = np.zeros(n, np.uint64), np.zeros((LEVELS * GROUPS, n), np.uint64)
     members: list[list[int]] = [[] for _ in groups]
-    distinct: dict[int, int] = {}
+    order: dict[int, tuple[int, int]] = {}
     for j, column in enumerate(columns):
         codes = _codes(column)
         found, counts = np.unique(codes, return_counts=True)
         if len(found) == 1 or _record_number(column, counts):
             continue
-        distinct[j] = len(found)
+        order[j] = -min(2 * len(found), n), int(found[0])  # of columns that all tell enough, any, but the same ones beside new columns
         core += codes
         most = int(counts.max())
         if most * COARSE >= n:
@@ -124,8 +124,8 @@ def parts_of(columns: list[np.ndarray]) -> list[Part]:
             for group in np.flatnonzero(_drawn(told)):
                 groups[group] += _mixed(codes ^ told)
                 members[group].append(j)
-    by_number = sorted(distinct, key=lambda j: -distinct[j])
-    paired = [j for j in by_number if 2 * distinct[j] <= n][:PAIRED]  # the others tell enough alone
+    by_number = sorted(order, key=lambda j: order[j])
+    paired = [j for j in by_number if -order[j][0] < n][:PAIRED]  # the others tell enough alone
     codes = {j: _codes(columns[j]) for j in {*by_number[:SINGLES], *paired}}
     wanted: list[tuple[int, np.ndarray]] = [(SINGLE, codes[j]) for j in by_number[:SINGLES]]
     wanted += [(PAIR, codes[i] + codes[j]) for k, i in enumerate(paired) for j in paired[k + 1 :]]

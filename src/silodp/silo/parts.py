@@ -6,7 +6,8 @@ as many, `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average: 
 person in both adds 1. Had the people been dealt to the two at random, its variance given t = a + b would be t (t - 1) / 2. So a public value that
 everybody has, such as an age, proves nothing, and many values that occur just as often in both, or rare ones that occur in both, prove a lot.
 
-The rule takes people to be drawn independently. Record numbers are not, and are left out; nor are ranks or designed experiments, which may be taken for the same.
+The rule takes people to be drawn independently. Record numbers are not, and are left out; nor are ranks or designed experiments, which may be
+taken for the same.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _HEAD = struct.Struct(">BBI")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part:
+    """How often each value occurs. In memory marks are the values' codes; in a sketch they are keyed, after a byte with the code's zero bits."""
+
     kind: int
-    level: int  # zero bits that each mark's code begins with
-    marks: (
-        np.ndarray
-    )  # uint64, sorted, different; unkeyed codes in memory, and in a sketch keyed, with the code's zero bits as the first byte
+    level: int  # zero bits that each code begins with
+    marks: np.ndarray  # uint64, sorted, different
     counts: np.ndarray
 
     def keyed(self, mark: Callable[[bytes], bytes]) -> Part:
@@ -55,13 +56,12 @@ class Part:
         """About which share of the smaller one's people is in both, for keyed parts; 0 if that may be chance."""
         level = max(self.level, other.level)
         (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
-        if (
-            self.kind != other.kind or min(len(mine), len(theirs)) <= SURE**2
-        ):  # no value can be worth more than one standard deviation squared
+        fewest = SURE**2  # no value adds more than 1 to the excess, nor one in both less than 1 to its variance
+        if self.kind != other.kind or min(len(mine), len(theirs)) <= fewest:
             return 0.0
         at = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
         both = theirs[at] == mine
-        if both.sum() <= SURE**2:
+        if both.sum() <= fewest:
             return 0.0
         alone = np.ones(len(theirs), bool)
         alone[at[both]] = False

@@ -194,6 +194,20 @@ def test_columns_besides_are_refused_unless_listed(tmp_path):
     assert len(read_silo(write(tmp_path / "b.csv", text.replace(",x\n", ",id\n", 1)), SCHEMA)[1]) == 4
 
 
+@pytest.mark.parametrize("nested", [[[1], [2]], [{"a": 1}, {"a": 2}], [np.zeros(3), np.ones(3)]])
+@pytest.mark.parametrize("role", ["id", "label", "x"])
+def test_a_column_of_lists_or_structs_gets_one_sentence_even_if_ignored(tmp_path, silodp, nested, role):
+    pd.DataFrame({"x": [1.0, 2.0], "id": [1, 2], "label": [0, 1]} | {role: nested}).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "s.toml").write_text(
+        'ignore = ["id"]\n[columns.x]\ntype = "number"\nrange = [0, 1]\n[label]\ncolumn = "label"\ntask = "binary"\nclasses = ["0", "1"]\n'
+    )
+    for words in ((), ("--schema", tmp_path / "s.toml")):
+        code, out, err = silodp("silo", "init", tmp_path / "gate", "--data", tmp_path / "a.parquet", "--epsilon", 3, *words)
+        assert (code, out) == (2, "")
+        assert f"column '{role}' holds lists or structs" in err
+        assert err.count("\n") == 1
+
+
 def with_label(**label) -> Schema:
     return Schema.of({"columns": {"age": {"type": "number", "range": [0, 100]}}, "label": label})
 

@@ -294,6 +294,8 @@ def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_
     [
         ("a,outcome\nCANARY 987654,1\n", "column 'a', row 1"),
         ("a,outcome\n1.0,987654\n", "column 'outcome', row 1"),
+        ('a,outcome\n1.0,"987654, row 7 (counted"\n', "column 'outcome', row 1 (counted"),
+        ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 'a', row 1 (counted"),
         ("a,outcome\n1.0,1,987654\n", "row 1"),
         ("987654,1\n987655,0\n", "header"),
         ("987654;1\n", "header"),

@@ -30,11 +30,11 @@ from silodp.core.task import Task
 from silodp.listening import Log, Server, exposed, sole, tell_systemd
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
-from silodp.silo.files import load_silos
+from silodp.silo.files import BadRow, load_silos
 from silodp.silo.pause import Pause
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
-from silodp.silo.schema import read_table
+from silodp.silo.schema import raw, read_table
 
 # --- what the silo owns -------------------------------------------------------------------------------------------------------------
 
@@ -70,6 +70,8 @@ def read_records(place: Place, schema: Schema | None) -> Held:
             table = read_table(Path(place.data), schema)
             return Held(table.x, table.y, schema.features, table.raw, table.missing)
         loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
+    except BadRow as error:
+        raise BadInput(f"{error.place}: {error.plainly}") from None
     except BadInput as error:
         raise BadInput(str(error).rstrip(".") if schema else _without_values(str(error), place)) from None
     except Exception:
@@ -77,7 +79,7 @@ def read_records(place: Place, schema: Schema | None) -> Held:
     x, y = loaded.records_raw[0]
     if loaded.features and all(_number(name) for name in loaded.features) and Path(place.data).suffix != ".npz":
         raise BadInput(f"{place.data} seems to have no header, for its columns are named by numbers; give each column a name")
-    return Held(x.reshape(len(x), -1), y, loaded.features, (x, y))
+    return Held(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
 
 
 def _number(name: str) -> bool:
@@ -89,11 +91,7 @@ def _number(name: str) -> bool:
 
 
 def _without_values(sentence: str, place: Place) -> str:
-    """These sentences quote cells, and cells of a file without a header look like columns; daemons' sentences end up in journals."""
-    if cell := re.search(r", column (.+), (row \d+) \(counted", sentence):
-        return f"{place.data}, column {cell[1]}, {cell[2]} (counted from 1, without the header): the value is missing or is not what it must be"
-    if row := re.search(r", (row \d+) \(counted", sentence):
-        return f"{place.data}, {row[1]} (counted from 1, without the header): it has another number of cells than the header"
+    """These sentences quote columns, and cells of a file without a header look like columns; daemons' sentences end up in journals."""
     quoting = re.compile(r"among its columns|column only|more than one column|line break within|array '|has the label column")
     if quoting.search(sentence):
         return f"{place.data} needs a header of different names, the label column {place.label!r} and at least one feature among them"

@@ -178,7 +178,7 @@ class DurableLedger:
                     sketch = sketch.merged(identity.sketch(sketch.key))
                     event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
                     generation = file.append(connection, "records", event=event).sequence
-                    connection.execute("UPDATE identity SET marks = ?, columns = ?", (sketch.rows, sketch.columns))
+                    connection.execute("UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.parts))
             known.keep(Registered(name, self.path, sketch))
             file.pin()
         return likeness.known, generation

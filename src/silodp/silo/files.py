@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,6 +21,15 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
+
+
+class BadRow(BadInput):
+    """A refusal that may quote a cell; `place` says where it is, and `plainly` what is wrong without a word of it."""
+
+    def __init__(self, place: str, sentence: str, plainly: str) -> None:
+        super().__init__(f"{place}: {sentence}.")
+        self.place, self.plainly = place, plainly
+
 
 T = TypeVar("T")
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
@@ -34,6 +43,7 @@ class Loaded:
     features: tuple[str, ...]
     classes: tuple[str, ...]  # class k has label k; empty for regression
     names: tuple[str, ...]
+    cells: list[dict[str, np.ndarray]] = field(default_factory=list)  # each silo's columns as its file holds them, for a ledger
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,7 +66,7 @@ def load_silos(
     names = silo_names(paths, names)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
-    records, order = [], []
+    records, cells, order = [], [], []
     for path in paths:
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
         columns = [name for name in sheet.columns if name != sheet.label]
@@ -73,7 +83,8 @@ def load_silos(
             x[j] = _numbers(path, column, sheet.columns[column], holes)
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
-    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names)
+        cells.append(sheet.columns)
+    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells)
 
 
 def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -165,8 +176,8 @@ def _csv_as_text(path: Path, header: Sequence[str], label: str | None) -> pa.Tab
     table = pacsv.read_csv(path, pacsv.ReadOptions(use_threads=False), options, types)  # one thread, or rows have no number
     if ragged:
         row = ragged[0]
-        place = where(row.number - 2)
-        raise BadInput(f"{path}, {place}: there are {row.actual_columns} cells, but the header names {row.expected_columns} columns.")
+        sentence = f"there are {row.actual_columns} cells, but the header names {row.expected_columns} columns"
+        raise BadRow(f"{path}, {where(row.number - 2)}", sentence, "it has another number of cells than the header")
     for i, name in enumerate(header if label is not None else ()):
         with contextlib.suppress(pa.ArrowInvalid):  # only the columns with a bad cell stay text, and only they are searched cell by cell
             if name.strip() != label:
@@ -181,6 +192,10 @@ def _parquet_names(names: Sequence[str]) -> list[str]:
 def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
     table = parquet.ParquetFile(path).read()  # not read_table, which adds columns that it finds in the path
     _check_names(path, _parquet_names(table.column_names))
+    for column in table.schema:
+        kind = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
+        if pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            raise BadInput(f"{path}: column {column.name!r} holds lists or structs; each of its cells must be one number or one text.")
     return {name: _column(table, i) for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")}
 
 
@@ -290,7 +305,8 @@ def _class(value: Any, index: dict[str, int]) -> int:
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
     text = as_text(values[row])
     what = "the value is missing" if text.strip().lower() in MISSING else f"the value is {text[:60]!r}"
-    raise BadInput(f"{path}, column {column!r}, {where(row)}: {what}, but must be {wanted}.")
+    plainly = "the value is missing or is not what it must be"
+    raise BadRow(f"{path}, column {column!r}, {where(row)}", f"{what}, but must be {wanted}", plainly)
 
 
 def where(row: int) -> str:

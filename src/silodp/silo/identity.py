@@ -1,9 +1,13 @@
 """Which data set a ledger belongs to: a keyed sketch of its records that survives reordering, edits, growth, renaming and copying.
 
 A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of its values in sorted order: neither the order of
-rows or columns nor which column is the label matters. A column's mark covers all its values, in sorted order: adding or changing a column changes
-every record, but not the other columns. Values themselves are never stored. Data that was rescaled or retyped
-throughout cannot be recognised, nor images that were packed anew with loss; another kind of file, or of true and false, is seen through.
+rows or columns nor which column is the label matters. `parts` are marks of some columns each, with how often each value occurs: they outlive added
+and dropped columns, also together with added, removed and edited rows. Values themselves are never stored. What is compared is the file's cells,
+not what a schema makes of them; another kind of file, or of true and false, is seen through.
+
+Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up to half), or with enough people (at least 21,
+and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped throughout, images that were packed anew with loss, fewer than 21 people in rows that
+all changed, and few coarse columns (an age and a sex, say) once the rows have grown several times over or most were replaced.
 
 The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
 """
@@ -19,6 +23,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +31,15 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.silo.atomic import write_atomically
+from silodp.silo.parts import CORE, Part, by_chance, canonical, merged, parts_of, unpacked
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
 """Marks kept of a data set; of a larger one the smallest, which are a random sample under the key."""
 SAME = 0.05
-"""Two data sets are the same one, changed, when this share of the smaller one's records is in both."""
-SAME_COLUMNS = 0.5
-"""... or when two columns and more than this share of the columns are the same in both."""
-TELLING = 16  # a column with fewer different values may agree by chance
+"""Two data sets are the same one, changed, when this share of the smaller one's records is in both, besides twice what chance would give ..."""
+MOSTLY = 0.5  # ... or this share, whatever chance gives
+PARTS = 300  # kept of a data set whose columns change again and again
 _CHUNK = 2**22
 
 
@@ -44,32 +49,26 @@ class Identity:
 
     count: int
     rows: list[bytes]
-    columns: list[bytes]
+    parts: list[Part]
     layout: bytes
 
     @classmethod
     def of(cls, x: Any, y: Any) -> Identity:
-        """The identity of records x (n, ...) with labels y (n,). Values are compared in single precision, as the gate uses them."""
+        """The identity of records x (n, ...) with labels y (n,). Values are compared as `canonical` has them."""
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise BadInput(f"records need features of shape (n, ...) and labels of shape (n,), n > 0, but have {x.shape} and {y.shape}")
-        with np.errstate(over="ignore"):
-            table = np.concatenate([x.reshape(len(x), -1).astype("<f4"), y.reshape(-1, 1).astype("<f4")], axis=1)
-        table += 0.0  # -0 becomes 0
-        table[np.isnan(table)] = np.nan  # one of the many
-        rows: list[bytes] = []
-        step = max(1, _CHUNK // table.shape[1])
-        for start in range(0, len(table), step):
-            rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table[start : start + step], axis=1)]
-        columns = []
-        for column in table.T:
-            ordered = np.sort(column)
-            if np.count_nonzero(np.diff(ordered)) + 1 >= TELLING:
-                columns.append(hashlib.sha256(ordered.tobytes()).digest())
-        return cls(len(rows), rows, columns, hashlib.sha256(table.tobytes()).digest())
+        flat, rows, layout = x.reshape(len(x), -1), [], hashlib.sha256()
+        step = max(1, _CHUNK // (flat.shape[1] + 1))
+        for start in range(0, len(x), step):
+            table = canonical(np.column_stack([flat[start : start + step], y[start : start + step]]))
+            layout.update(table.tobytes())
+            rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
+        return cls(len(rows), rows, parts_of([*flat.T, y]), layout.digest())
 
     def sketch(self, key: bytes) -> Sketch:
-        return Sketch(key, _packed(_marks(key, b"row", self.rows)), _packed(_marks(key, b"column", self.columns)))
+        rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
+        return Sketch(key, _packed(rows), b"".join(part.keyed(partial(tag, key, b"part")).packed() for part in self.parts))
 
     def layout_under(self, key: bytes) -> str:
         """A mark of the whole table in its order: while it stays, row k is the same record, and a stored partition may be used."""
@@ -82,14 +81,15 @@ class Sketch:
 
     key: bytes
     rows: bytes
-    columns: bytes
+    parts: bytes
 
     def digest(self) -> str:
-        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.columns).hex()
+        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.parts).hex()
 
     def merged(self, other: Sketch) -> Sketch:
         """Both sets of marks: what was once in the data set stays known, whatever is edited."""
-        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), _packed(_split(self.columns) | _split(other.columns)))
+        parts = merged(unpacked(self.parts), unpacked(other.parts), PARTS)
+        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), b"".join(part.packed() for part in parts))
 
     def compare(self, identity: Identity) -> Likeness:
         other = identity.sketch(self.key)
@@ -97,12 +97,12 @@ class Sketch:
         # Of a large set only the smallest marks are kept, so that only the marks below both cuts can be compared.
         cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
         mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
-        shared, columns = len(mine & theirs), _split(self.columns) & _split(other.columns)
-        fewer = min(len(self.columns), len(other.columns)) // MARK
+        shared, known, new = len(mine & theirs), unpacked(self.parts), unpacked(other.parts)
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            columns=len(columns) / fewer if len(columns) > 1 else 0.0,
+            parts=max((one.share(part) for part in new for one in known), default=0.0),
+            chance=max((by_chance(one, part) for part in new for one in known if one.kind == part.kind == CORE), default=0.0),
         )
 
 
@@ -112,22 +112,21 @@ class Likeness:
 
     known: float  # share of its records that the sketch knows
     records: float  # share of the smaller one's records that are in both
-    columns: float
+    parts: float  # about the share of the smaller one's people that some of the columns show in both
+    chance: float  # about the share of records that other people of the same kind would have in common with the larger one
 
     @property
     def same(self) -> bool:
-        return self.records >= SAME or self.columns > SAME_COLUMNS
+        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.parts >= SAME
 
     def words(self) -> str:
-        return f"{self.records:.0%} of its records" if self.records >= SAME else f"{self.columns:.0%} of its columns"
+        return (
+            f"{self.records:.0%} of its records" if self.records >= self.parts else f"some columns of about {self.parts:.0%} of its records"
+        )
 
 
 def tag(key: bytes, domain: bytes, content: bytes) -> bytes:
     return hmac.digest(key, domain + b"\0" + content, "sha256")
-
-
-def _marks(key: bytes, domain: bytes, digests: list[bytes]) -> set[bytes]:
-    return {tag(key, domain, digest)[:MARK] for digest in digests}
 
 
 def _packed(marks: set[bytes]) -> bytes:
@@ -180,7 +179,8 @@ class Registry:
         for file in sorted(self.folder.glob("*.json")):
             try:
                 data = json.loads(file.read_text())
-                sketch = Sketch(*(base64.b64decode(data[name], validate=True) for name in ("key", "rows", "columns")))
+                sketch = Sketch(*(base64.b64decode(data[name], validate=True) for name in ("key", "rows", "parts")))
+                unpacked(sketch.parts)
                 yield Registered(data["ledger"], Path(data["path"]), sketch)
             except (OSError, ValueError, KeyError, TypeError):
                 raise BadInput(
@@ -188,7 +188,7 @@ class Registry:
                 ) from None
 
     def write(self, entry: Registered) -> None:
-        encoded = {name: base64.b64encode(getattr(entry.sketch, name)).decode() for name in ("key", "rows", "columns")}
+        encoded = {name: base64.b64encode(getattr(entry.sketch, name)).decode() for name in ("key", "rows", "parts")}
         try:
             write_atomically(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
         except OSError as error:
@@ -213,6 +213,7 @@ class Registry:
             if entry.ledger != but and (likeness := entry.sketch.compare(identity)).same:
                 gone = "" if entry.path.exists() else ", which is missing and must be restored"
                 raise BadInput(
-                    f"this data set has {likeness.words()} in common with the one whose ledger is {entry.path}{gone}; its budget is the one that "
-                    "these records have (records of other people that look the same need a column, such as a record number, to tell them apart)"
+                    f"this data set has {likeness.words()} in common with the one whose ledger is {entry.path}{gone}; that budget is the one that "
+                    "these people have, so put this file in the place of that gate's data file (if they are other people, and their few values "
+                    "merely look alike, run this gate as a user of its own, with a registry of its own)"
                 )

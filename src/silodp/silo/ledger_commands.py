@@ -58,12 +58,19 @@ def create(
     from silodp.core.accounting import Budget
     from silodp.silo.durable import DurableLedger, Identity
     from silodp.silo.files import load_silos
+    from silodp.silo.schema import raw
 
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
-    x, y = load_silos([data], label, classes=declared).records_raw[0]
+    loaded = load_silos([data], label, classes=declared)
+    y = loaded.records_raw[0][1]
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
     made = DurableLedger.create(
-        path, rule=_rule(rule, schedule or [], budget), budget=budget, records=len(y), identity=Identity.of(x, y), anchor=anchor
+        path,
+        rule=_rule(rule, schedule or [], budget),
+        budget=budget,
+        records=len(y),
+        identity=Identity.of(*raw(loaded.cells[0])),
+        anchor=anchor,
     )
     if as_json:
         print(json.dumps(_summary(made)))

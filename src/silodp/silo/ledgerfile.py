@@ -27,7 +27,7 @@ APPLICATION = 0x51100DB1
 TABLES = (  # by name
     "CREATE TABLE answers (sequence INTEGER PRIMARY KEY, bytes BLOB NOT NULL)",
     f"CREATE TABLE entries ({COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(f'{column} TEXT NOT NULL' for column in COLUMNS[1:])})",
-    "CREATE TABLE identity (key BLOB NOT NULL, marks BLOB NOT NULL, columns BLOB NOT NULL)",
+    "CREATE TABLE identity (key BLOB NOT NULL, marks BLOB NOT NULL, parts BLOB NOT NULL)",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE UNIQUE INDEX once ON entries (query_id, act) WHERE query_id <> ''",
     "CREATE TABLE partitions (sequence INTEGER PRIMARY KEY, permutation BLOB NOT NULL)",
@@ -73,7 +73,7 @@ class LedgerFile:
             for table in TABLES:
                 connection.execute(table)
             connection.executemany("INSERT INTO meta VALUES (?, ?)", settings.rows().items())
-            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.columns))
+            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.parts))
             connection.execute("COMMIT")
 
     # --- transactions -----------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class LedgerFile:
         return row[0]
 
     def sketch(self, connection: sqlite3.Connection) -> Sketch:
-        rows = connection.execute("SELECT key, marks, columns FROM identity").fetchall()
+        rows = connection.execute("SELECT key, marks, parts FROM identity").fetchall()
         if len(rows) != 1 or not all(isinstance(value, bytes) for value in rows[0]) or Sketch(*rows[0]).digest() != self.tally.sketch:
             raise Altered("the sketch of its records is gone or was altered")
         return Sketch(*rows[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,24 +54,37 @@ def read_table(path: Path, schema: Schema) -> Table:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
     each = [_features(path, column, cells[column.name]) for column in schema.columns]
     x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    first, *rest = (_raw(cells[name]) for name in sorted(cells))
-    return Table(x.astype(np.float32), _label(path, schema, cells), (np.column_stack(rest), first), missing)
+    return Table(x.astype(np.float32), _label(path, schema, cells), raw(cells), missing)
 
 
-def _raw(cells: np.ndarray) -> np.ndarray:
-    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or 24 bits of the hash of its text in small letters."""
+def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again."""
+    first, *rest = (_as_numbers(cells[name]) for name in sorted(cells))
+    return np.column_stack(rest), first
+
+
+def _as_numbers(cells: np.ndarray) -> np.ndarray:
+    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or one made of its text in small letters."""
     if cells.dtype.kind in "biuf":
-        return cells.astype(np.float64).astype(np.float32)
+        return cells.astype(np.float64)
     code, texts = _distinct(cells)
-    with np.errstate(over="ignore"):
-        return np.array([_known_by(text.casefold()) for text in texts], np.float64).astype(np.float32)[code]
+    return np.array([_as_number(text.casefold()) for text in texts], np.float64)[code]
 
 
-def _known_by(text: str) -> float:
+def _as_number(text: str) -> float:
     if text in TRUE or text in FALSE:
         return float(text in TRUE)
     own = number(text)
-    return own if own == own or text in MISSING else float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
+    if own == own or text in MISSING:
+        return own
+    digits = "".join(re.findall("[0-9]", text))
+    if len(digits) > 8:
+        return _hashed(text)
+    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(digits or 0)  # P0001 and P0002 stay neighbours: they are record numbers
+
+
+def _hashed(text: str) -> float:
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
 def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:

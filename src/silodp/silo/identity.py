@@ -6,8 +6,9 @@ and dropped columns, also together with added, removed and edited rows. Values t
 not what a schema makes of them; another kind of file, or of true and false, is seen through.
 
 Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up to half), or with enough people (at least 21,
-and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped throughout, images that were packed anew with loss, fewer than 21 people in rows that
-all changed, and few coarse columns (an age and a sex, say) once the rows have grown several times over or most were replaced.
+21 n / 2,000 in a larger set of n, and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped
+throughout, images that were packed anew with loss, fewer people in rows that all changed, and few coarse columns (an age and a sex, say) once the
+rows have grown several times over or half were replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the same.
 
 The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
 """

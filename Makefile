@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/silodp compare
 
 test: $(READY) lint
-	$(BIN)/pytest -n 3 --dist loadgroup
+	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

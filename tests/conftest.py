@@ -22,6 +22,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "@" in (grouped := getattr(item, "_nodeid", "")) and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
+    items.sort(
+        key=lambda item: item.get_closest_marker("xdist_group") is None
+    )  # what takes long begins first, so that no worker waits at the end
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
 from silodp.wire.socket import Unreached
 
+pytestmark = pytest.mark.xdist_group("remote")  # one set of daemons for all
 QUICK = Patience(deadline=60.0, limit=LIMIT, retry=5.0)
 BRIEF = Patience(deadline=0.4, limit=0.4, retry=0.2)
 

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from tests.gates import wbcd
 
+from gates import wbcd
 from silodp.core.accounting import GDP, Budget
 from silodp.core.errors import BadInput
 from silodp.silo import demo

@@ -24,6 +24,7 @@ from silodp.server.remote import Patience, Remote
 from silodp.silo.durable import DurableLedger
 from silodp.wire.hub import Direct
 
+pytestmark = pytest.mark.xdist_group("direct")  # one set of daemons for all
 CALM, BRIEF = Patience(deadline=60.0, limit=60.0, retry=5.0), Patience(deadline=3.0, limit=3.0, retry=1.0)
 SETTINGS = {
     "rounds": 6,

@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
-QUIET = --quiet --no-compile --constraint constraints.txt  # modules are compiled as they are used, which saves a third of the wait
 
 .PHONY: demo test lint types docs bench clean
 
@@ -34,8 +33,8 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(QUIET) torch==2.13.0
-	$(BIN)/pip install $(QUIET) --editable '.[dev,nvflare,flower,docs,ui]'
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,nvflare,flower,docs,ui]'
 	touch $@
 
 clean:

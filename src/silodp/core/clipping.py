@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
-from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactivate
+from silodp.core.layers import Layer, Parameters, Rule, Term, activate, chain, deactivate
 from silodp.core.problem import Problem
 from silodp.core.query import Number
 from silodp.core.structured import Node, Part, parts, structure
@@ -142,15 +142,8 @@ def _add_ghost(
         if bool(sound):
             out += total
             return
-    runs = points[0].shape[1]
-    parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
-    own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
-    inputs, slopes = _flow(partial(_slope, problem), layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
-    ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
-    terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-    squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
-    norm = _norm(squares, sizes if len(points) > 1 else [], x.dtype)
-    scale, sound = _scale(norm, [length for part in lengths for length in part], weight, clips)
+    ruled, terms, norm, lengths = _measured(partial(_slope, problem), problem.split, layers, points, x, y)
+    scale, sound = _scale(norm, lengths, weight, clips)
     if sound is not None:
         terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
     views = problem.split(out)
@@ -159,6 +152,20 @@ def _add_ghost(
             term.e.mul_(scale[:, :, None])
         for name, total in rule.contract(p, t).items():
             views[names[name]].add_(total)
+
+
+def _measured(
+    slope: Callable, split: Callable[[Tensor], Parameters], layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor
+) -> tuple[list[tuple[Rule, dict[str, str], Parameters]], list[list[Term]], Tensor, list[Tensor]]:
+    """For each layer with a rule: rule, names and parameters, and its terms; then the records' norms, and the squared lengths of all inputs."""
+    runs = points[0].shape[1]
+    parameters = split(points[0] if len(points) == 1 else torch.cat(points, 1))
+    own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
+    inputs, slopes = _flow(slope, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
+    ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
+    terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
+    squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
+    return ruled, terms, _norm(squares, sizes if len(points) > 1 else [], x.dtype), [length for part in lengths for length in part]
 
 
 def _flow(slope: Callable, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:

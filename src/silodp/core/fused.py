@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from silodp.core.clipping import LIMITS, _flow, _norm, _terms
+from silodp.core.clipping import LIMITS, _measured
 from silodp.core.layers import RULES, Layer, Term
 from silodp.core.problem import Problem, split
 
@@ -35,19 +35,12 @@ def _compiled(kinds: tuple, shapes: tuple, slope: Callable[[Tensor, Tensor], Ten
     layers = [Layer(nn.ReLU(), RULES.get(kind), dict(names), 0) for kind, names in kinds]
 
     def sums(points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor) -> tuple[Tensor, Tensor]:
-        runs, (longest, smallest) = points[0].shape[1], LIMITS[weight.dtype]
-        parameters = split(points[0] if len(points) == 1 else torch.cat(points, 1), dict(shapes))
-        own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
-        inputs, slopes = _flow(slope, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
-        ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
-        terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-        squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
-        norm = _norm(squares, sizes if len(points) > 1 else [], x.dtype)
+        longest, smallest = LIMITS[weight.dtype]
+        ruled, terms, norm, lengths = _measured(slope, lambda w: split(w, dict(shapes)), layers, points, x, y)
         scale = clips / torch.maximum(norm, clips.clamp(min=smallest))
         sound = (scale >= torch.finfo(weight.dtype).tiny).all()
-        for part in lengths:
-            for length in part:
-                sound = sound & (length < longest**2).all()
+        for length in lengths:
+            sound = sound & (length < longest**2).all()
         scale = (scale.to(weight.dtype) * weight)[:, :, None]
         found = {}
         for (rule, names, p), t in zip(ruled, terms, strict=True):

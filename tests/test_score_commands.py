@@ -29,6 +29,8 @@ from silodp.silo.policy import Place, Policy
 from silodp.silo.records import Records
 from silodp.silo.silo_commands import provision
 
+BRIEFLY = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.25)
+
 
 def silodp(*words) -> dict:
     result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
@@ -111,21 +113,7 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
 def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
     """Rows in another order, more of them, or one that has changed: held out by position, they may have been trained on."""
     path = write_csv(tmp_path / "a.csv", 200, 0)
-    silodp(
-        "train",
-        "--silo",
-        path,
-        "--model",
-        "logistic",
-        "--algorithm",
-        "mb-sgd",
-        "--rounds",
-        2,
-        "--held-out",
-        0.25,
-        "--out",
-        tmp_path / "run",
-    )
+    silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
     silodp("evaluate", tmp_path / "run")
     head, *rows = path.read_text().splitlines()
     spent = (tmp_path / "run/spent.json").read_text()
@@ -139,20 +127,9 @@ def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
 
 def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_path, state):
     """Two runs on the same records have different marks, and without the key none can be checked, neither by us nor by a reader."""
-    told = (
-        "--silo",
-        write_csv(tmp_path / "a.csv", 200, 0),
-        "--model",
-        "logistic",
-        "--algorithm",
-        "mb-sgd",
-        "--rounds",
-        1,
-        "--held-out",
-        0.25,
-    )
+    path = write_csv(tmp_path / "a.csv", 200, 0)
     for name in ("one", "two"):
-        silodp("train", *told, "--out", tmp_path / name)
+        silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / name)
     marks = [json.loads((tmp_path / name / "records.json").read_text()) for name in ("one", "two")]
     assert len({mark["records"] for mark in marks}) == 2
     key = state / "records.key"
@@ -258,21 +235,7 @@ def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(train
 
 def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
     path = write_csv(tmp_path / "a.csv", 200, 0)
-    silodp(
-        "train",
-        "--silo",
-        path,
-        "--model",
-        "logistic",
-        "--algorithm",
-        "mb-sgd",
-        "--rounds",
-        1,
-        "--held-out",
-        0.25,
-        "--out",
-        tmp_path / "run",
-    )
+    silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
     path.write_text("".join(f"{'c' if k == 0 else k},{line}\n" for k, line in enumerate(path.read_text().splitlines())))
     with pytest.raises(BadInput, match="not those with which"):
         silodp("evaluate", tmp_path / "run")

@@ -1,6 +1,7 @@
 """The peak of a simulation is what `silodp plan` says it is, as a child process that runs one finds."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
+from silodp.lab import memory
 from silodp.lab.memory import simulation_bytes
 
 CHILD = """
@@ -33,14 +35,28 @@ print(json.dumps([rest, program_bytes()]))
 """
 
 
-@pytest.mark.parametrize(
-    ("silos", "records", "features", "model", "difference"),
-    [(25, 8000, 50, "mlp:64", False), (10, 2000, 784, "mlp:256", True), (50, 20, 784, "mlp:256", False)],
-)
-def test_the_peak_of_a_simulation_is_within_a_fifth_of_what_is_said(silos, records, features, model, difference):
-    said = simulation_bytes(Problem(*model_by_name(model, features, 2)), (features,), [records] * silos, difference=difference)
-    order = json.dumps([silos, records, features, model, difference])
-    done = subprocess.run([sys.executable, "-c", CHILD, order], capture_output=True, text=True, check=True)
-    rest, peak = json.loads(done.stdout)
-    assert 0.8 * (rest + said) <= peak <= 1.2 * (rest + said)
-    assert 0.7 * said <= peak - rest <= 1.4 * said, f"beyond the program, {(peak - rest) / said:.2f} of what was said"
+@pytest.fixture(params=[(25, 8000, 50, "mlp:64", False), (10, 2000, 784, "mlp:256", True), (50, 20, 784, "mlp:256", False)])
+def case(request):
+    return request.param
+
+
+def said(silos, records, features, model, difference):
+    return simulation_bytes(Problem(*model_by_name(model, features, 2)), (features,), [records] * silos, difference=difference)
+
+
+def measured(case, **environment):
+    """What the program takes before a simulation, and its peak."""
+    child = [sys.executable, "-c", CHILD, json.dumps(case)]
+    return json.loads(subprocess.run(child, capture_output=True, text=True, check=True, env=os.environ | environment).stdout)
+
+
+def test_the_peak_of_a_simulation_is_within_a_fifth_of_what_is_said(case):
+    rest, peak = measured(case)
+    assert 0.8 * (rest + said(*case)) <= peak <= 1.2 * (rest + said(*case))
+
+
+def test_beyond_the_program_and_the_heap_s_gaps_too(case, monkeypatch):
+    """A block mapped alone leaves no gap, so this does not hang on the heap's layout, which differs from process to process."""
+    rest, peak = measured(case, MALLOC_MMAP_THRESHOLD_="131072")
+    monkeypatch.setattr(memory, "HEAP", 1.0)
+    assert 0.8 * said(*case) <= peak - rest <= 1.2 * said(*case)

@@ -39,7 +39,7 @@ def rows(repeat: int) -> list[Row]:
 
 
 def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
-    ours, compiled = by_silodp(model, x, y), by_silodp(model, x, y, compiled=True)
+    ours, plain = (by_silodp(model, x, y, native=native) for native in (True, False))
 
     def looped(client: Client) -> Method:
         def run() -> Tensor:
@@ -49,7 +49,7 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
 
     own = {"silodp": Method(ours, check=lambda: (ours(), ours()))}
     if chain(Problem(model, cross_entropy), x):
-        own["silodp, compiled"] = Method(compiled, check=lambda: (compiled(), ours()))
+        own["silodp, without a C compiler"] = Method(plain, check=lambda: (plain(), ours()))
     return own | build(
         {
             "Opacus hooks, looped": lambda: looped(hooks(copy.deepcopy(model))),
@@ -59,11 +59,11 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
     )
 
 
-def by_silodp(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool = False) -> Callable[[], Tensor]:
+def by_silodp(model: nn.Module, x: Tensor, y: Tensor, *, native: bool) -> Callable[[], Tensor]:
     problem = Problem(model, cross_entropy)
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     weight = torch.ones(y.shape)
-    return lambda: clipped_sum(problem, w, x, y, weight, CLIP, compiled=compiled)[0] / x.shape[1]
+    return lambda: clipped_sum(problem, w, x, y, weight, CLIP, native=native)[0] / x.shape[1]
 
 
 def hooks(model: nn.Module) -> Client:

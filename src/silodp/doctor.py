@@ -117,6 +117,11 @@ def _torch(folder: Path) -> Iterator[Finding]:
         yield Finding("gpu", "green", f"{torch.cuda.get_device_name(0)}; studies use it where the data fill it.")
     else:
         yield Finding("gpu", "green", "none found; everything runs on the CPU.")
+    from silodp.core import native
+
+    fix = "" if native.compiler() else "Install gcc (Debian: `apt install gcc`)."
+    said = "there is none: simulations of small networks take two to four times as long." if fix else "gcc is there: simulations use it."
+    yield Finding("compiler", "yellow" if fix else "green", said, fix)
 
 
 def _engines(folder: Path) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from silodp.core import native
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.lab import memory
@@ -35,9 +36,22 @@ print(json.dumps([rest, program_bytes()]))
 """
 
 
-@pytest.fixture(params=[(25, 8000, 50, "mlp:64", False), (10, 2000, 784, "mlp:256", True), (50, 20, 784, "mlp:256", False)])
-def case(request):
-    return request.param
+CASES = {
+    "many records": (25, 8000, 50, "mlp:64", False),
+    "many records, in C": (25, 8000, 50, "mlp:64", False),
+    "differences": (10, 2000, 784, "mlp:256", True),
+    "many silos, in C": (50, 20, 784, "mlp:256", False),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, monkeypatch):
+    if "in C" in request.param and native.library() is None:
+        pytest.skip("there is no C compiler")
+    if "in C" not in request.param:
+        monkeypatch.setattr(native, "library", lambda: None)
+        monkeypatch.setenv("SILODP_NATIVE", "0")
+    return CASES[request.param]
 
 
 def said(silos, records, features, model, difference):

@@ -2,7 +2,7 @@
 
 Three paths give the same numbers. The ghost path, for chains of Linear layers and element-wise activations, never materialises a record's
 gradient: layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss by its output, so its norm
-and the clipped sum follow from a and e. The structured path, for convolutional and sequence models of known modules, takes a and e of a
+and the clipped sum follow from a and e (`native.c` is the same path in C, for ReLU). The structured path, for convolutional and sequence models of known modules, takes a and e of a
 batch from one pass and makes each record's gradient of one layer from them. The fallback, for every other model, differentiates each
 record alone.
 
@@ -13,15 +13,15 @@ A norm is that of the very terms that are contributed; where terms can cancel, i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
-from silodp.core.layers import Layer, Parameters, Rule, Term, activate, chain, deactivate
+from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactivate
+from silodp.core.native import sums as in_c
 from silodp.core.problem import Problem
 from silodp.core.query import Number
 from silodp.core.structured import Node, Part, parts, structure
@@ -49,14 +49,14 @@ def clipped_sum(
     *,
     reference: Tensor | None = None,
     memory: int = 2**28,
-    compiled: bool = False,
+    native: bool = False,
 ) -> Tensor:
     """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J, S, d).
 
     g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x).
     w is (J, d), or (J, S, d) where each silo has a point of its own; x (S, n, *features); y (S, n, *target); weight (S, n) or (J, S, n),
     0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes. With
-    `compiled` chains that `fused` knows are compiled.
+    `native` the chains that `native.c` knows are left to it.
 
     Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and exactly zero where its gradient is zero
     or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as
@@ -66,6 +66,10 @@ def clipped_sum(
     _refuse_unusable(points, x, y, weight, clip)
     layers, root, width = _path(problem, x)
     runs, silos, records = w.shape[0], x.shape[0], x.shape[1]
+    clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
+    if native and layers and (sums := in_c(problem, layers, points, x, y, weight, clips)) is not None:
+        return sums
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
     x = x.detach().to(w.dtype) if x.is_floating_point() else x
@@ -73,22 +77,19 @@ def clipped_sum(
         absent = ~weight.any(1)
         y = y.masked_fill(absent.view(silos, records, *(1,) * (y.dim() - 2)), 0)
         x = x if x.is_floating_point() else x.masked_fill(absent.view(silos, records, *(1,) * (x.dim() - 2)), 0)
-    clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
-    clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
 
     out = w.new_zeros(runs, silos, problem.dim)
     size = width * len(points) * w.element_size()
     if root:
         _add_structured(problem, root, points, x, y, weight, clips, out, size, min(CHUNK, memory) if w.device.type == "cpu" else memory)
         return out
-    sums = _fused(problem, layers) if compiled and layers else None
     chunk = min(CHUNK, memory) if layers and w.device.type == "cpu" else memory
     for j, s, n in _chunks(runs, silos, records, size, chunk, memory):
         part = [p[s if p.shape[0] > 1 else slice(None), j] for p in points]
         mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
         into = out[j, s].transpose(0, 1)
         if layers:
-            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into, sums)
+            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into)
         else:
             _add_records(problem, part, x[s, n], y[s, n], mask, clips[j], into)
     return out
@@ -119,31 +120,19 @@ def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:
 # --- the ghost path ----------------------------------------------------------------------------------------------------------------
 
 
-def _fused(problem: Problem, layers: list[Layer]):
-    from silodp.core.fused import fused  # imports this module, and what compiles
-
-    return fused(problem, layers)
-
-
 def _add_ghost(
-    problem: Problem,
-    layers: list[Layer],
-    points: list[Tensor],
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    clips: Tensor,
-    out: Tensor,
-    sums: Callable | None,
+    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor
 ) -> None:
-    """Adds the clipped sums to out (S, J, d), by `sums` if there is one; points are (S or 1, J, d), weight (S, J or 1, n)."""
-    if sums is not None:
-        total, sound = sums(points, x, y, weight, clips)
-        if bool(sound):
-            out += total
-            return
-    ruled, terms, norm, lengths = _measured(partial(_slope, problem), problem.split, layers, points, x, y)
-    scale, sound = _scale(norm, lengths, weight, clips)
+    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
+    runs = points[0].shape[1]
+    parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
+    own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
+    inputs, slopes = _flow(problem, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
+    ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
+    terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
+    squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
+    norm = _norm(squares, sizes if len(points) > 1 else [], x.dtype)
+    scale, sound = _scale(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
         terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
     views = problem.split(out)
@@ -154,21 +143,7 @@ def _add_ghost(
             views[names[name]].add_(total)
 
 
-def _measured(
-    slope: Callable, split: Callable[[Tensor], Parameters], layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor
-) -> tuple[list[tuple[Rule, dict[str, str], Parameters]], list[list[Term]], Tensor, list[Tensor]]:
-    """For each layer with a rule: rule, names and parameters, and its terms; then the records' norms, and the squared lengths of all inputs."""
-    runs = points[0].shape[1]
-    parameters = split(points[0] if len(points) == 1 else torch.cat(points, 1))
-    own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
-    inputs, slopes = _flow(slope, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
-    ruled = [(layer.rule, layer.names, p) for layer, p in zip(layers, own, strict=True) if layer.rule]
-    terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-    squares, sizes, lengths = zip(*(rule.squares(p, t) for (rule, _, p), t in zip(ruled, terms, strict=True)), strict=True)
-    return ruled, terms, _norm(squares, sizes if len(points) > 1 else [], x.dtype), [length for part in lengths for length in part]
-
-
-def _flow(slope: Callable, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def _flow(problem: Problem, layers: list[Layer], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The inputs of the layers that have a rule, and the gradients of each record's loss by their outputs."""
     inputs, kept, slopes = [], [], []
     owned = False
@@ -180,7 +155,7 @@ def _flow(slope: Callable, layers: list[Layer], own: list[Parameters], a: Tensor
             inputs.append(a)
             a = rule.forward(p, a)
         owned = rule is not None
-    e = slope(a, y)
+    e = _slope(problem, a, y)
     for (module, rule, _, _), p in zip(reversed(layers), reversed(own), strict=True):
         if rule is None:
             e = deactivate(module, kept.pop(), e)

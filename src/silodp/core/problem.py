@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -66,7 +66,8 @@ class Problem:
         """The parameters in w (*lead, d) by name, as views (*lead, *shape)."""
         if w.shape[-1] != self.dim:
             raise BadInput(f"w has {w.shape[-1]} coordinates; use {self.dim}, one for each trainable parameter of the model")
-        return split(w, self.shapes)
+        parts = w.split(self.sizes, dim=-1)
+        return {name: part.reshape(*w.shape[:-1], *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def constants(self, like: Tensor) -> dict[str, Tensor]:
         """Buffers and frozen parameters by name, on the device of `like` and, when they are floating, in its dtype."""
@@ -103,12 +104,6 @@ class Problem:
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
         lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]
         return "\n".join(lines) + "\n"
-
-
-def split(w: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """w (*lead, d) as views (*lead, *shape) by name."""
-    parts = w.split([prod(shape) for shape in shapes.values()], dim=-1)
-    return {name: part.reshape(*w.shape[:-1], *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def _refuse_unusable(model: nn.Module) -> None:

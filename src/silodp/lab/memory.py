@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from silodp.core import native
 from silodp.core.clipping import clipped_sum, record_bytes, records_at_once
 from silodp.core.errors import BadInput
+from silodp.core.layers import chain
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.server.settings import find
@@ -23,8 +25,8 @@ SAMPLE = 2**26
 """Bytes of temporaries, as the engine reckons them, of the made-up records: enough to outweigh the model's own parameters."""
 HEAP = 2.0
 """What the heap holds for a byte of temporaries, since blocks of several sizes leave gaps: 1.2 to 2.8 with glibc, as its layout falls out."""
-VECTORS = 4
-"""Vectors of a silo alive when noise is added: the mean, the draws, the scaled draws and the release."""
+VECTORS = 3
+"""Vectors of a silo alive when noise is added: the mean, the draws and the release."""
 
 
 def program_bytes() -> int:
@@ -43,11 +45,17 @@ def simulation_bytes(problem: Problem, features: Sequence[int], counts: Sequence
     y = torch.zeros(1, 2 * half, dtype=torch.int64)
     w = problem.initial([0])
     one, two = (
-        _peak(lambda n=n: clipped_sum(problem, w, x[:, :n], y[:, :n], torch.ones(1, n), 1.0, reference=w if difference else None))
+        _peak(
+            lambda n=n: clipped_sum(problem, w, x[:, :n], y[:, :n], torch.ones(1, n), 1.0, reference=w if difference else None, native=True)
+        )
         for n in (half, 2 * half)
     )
     record = (two - one) / half
-    chunk = records_at_once(problem, x, silos, longest, difference=difference)
+    chunk = (
+        silos * longest
+        if native.takes(problem, chain(problem, x), x, y)
+        else records_at_once(problem, x, silos, longest, difference=difference)
+    )
     vector = silos * problem.dim * w.element_size()
     kept = silos * longest * (x[0, 0].numel() * x.element_size() + y.element_size() + 1 + w.element_size())
     return round(kept + max(HEAP * record * chunk + 2 * vector, VECTORS * vector))

@@ -10,8 +10,6 @@ price covers (1 % of the sensitivity at a million records), and a record on whic
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch
 from torch import Tensor
 
 from silodp.core.clipping import clipped_sum
-from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.query import (
     CLIP_TOLERANCE,
@@ -56,9 +53,6 @@ class Simulated:
     def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
         self.problem, self.records = problem, records
         self.memory = memory or (2**32 if records.x.is_cuda else 2**28)
-        self._compiled = os.environ.get("SILODP_COMPILE") == "1"
-        if self._compiled and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
-            raise BadInput("SILODP_COMPILE is 1, and there is no C++ compiler; install one, such as g++, or unset it")
         self.features = math.prod(records.x.shape[2:])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
@@ -101,7 +95,7 @@ class Simulated:
         if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
             records, weight = _chosen(records, weight)
         total = clipped_sum(
-            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, compiled=self._compiled
+            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, native=True
         )
         return total.div_(self._batch(mechanism.sampling, at).to(total))
 

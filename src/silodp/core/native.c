@@ -1,0 +1,352 @@
+/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU: the ghost path of clipping.py for float32 on a CPU.
+
+A tile of records goes through the whole chain while it lies in the cache: forward, backward, norms, scale, sum. In a tile records are rows,
+and a row is padded with zeros to whole vectors. Norms, and which records are unsound, are those of clipping.py and layers.py.
+*/
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define ACROSS 4
+#elif defined(__AVX__)
+#define LANES 8
+#define ACROSS 2
+#else
+#define LANES 4
+#define ACROSS 4
+#endif
+#define DOWN 6
+#define TILE 96 /* a multiple of DOWN */
+#define MOST 16 /* Linear layers */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float four __attribute__((vector_size(16)));
+#define INLINE static inline __attribute__((always_inline))
+
+enum loss { CROSS_ENTROPY, LOGISTIC, SQUARED_ERROR };
+
+struct layer { long in, out, weight, bias, relu; }; /* widths, places in a point (bias -1 if there is none), whether ReLU follows */
+
+struct call {
+    long layers, loss, runs, silos, records, dim, targets, pieces, points;
+    long own, weighted; /* whether each silo has its point, and each run its weights */
+    const struct layer *layer;
+    const float *x, *y, *weight, *point[2];
+    const double *clip;
+    float *out;
+};
+
+struct flow { float *a[MOST], *z, *e[MOST], *forward[MOST], *backward[MOST], *bias[MOST]; };
+
+struct tile {
+    long rows;
+    float *y, *weight, *ones, *sum[MOST], *sums[MOST];
+    struct flow flow[2];
+};
+
+INLINE long padded(long width) { return (width + LANES - 1) / LANES * LANES; }
+
+/* c (+)= a b for `down` rows and `across` vectors: a is (down, depth) of strides am and ak. */
+INLINE void block(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
+                  long ldc) {
+    vec sum[DOWN][ACROSS];
+#pragma GCC unroll 8
+    for (int i = 0; i < down; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < across; v++) sum[i][v] = *(const vec *)((start ? start : c + i * ldc) + v * LANES);
+    for (long k = 0; k < depth; k++) {
+        vec row[ACROSS];
+#pragma GCC unroll 8
+        for (int v = 0; v < across; v++) row[v] = *(const vec *)(b + k * ldb + v * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < down; i++) {
+            float f = a[i * am + k * ak];
+#pragma GCC unroll 8
+            for (int v = 0; v < across; v++) sum[i][v] += f * row[v];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < down; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < across; v++) *(vec *)(c + i * ldc + v * LANES) = sum[i][v];
+}
+
+INLINE void rows_of(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
+                    long ldc) {
+    switch (across) {
+        case 1: block(down, 1, depth, a, am, ak, b, ldb, start, c, ldc); break;
+        case 2: block(down, 2, depth, a, am, ak, b, ldb, start, c, ldc); break;
+#if ACROSS > 2
+        case 3: block(down, 3, depth, a, am, ak, b, ldb, start, c, ldc); break;
+        case 4: block(down, 4, depth, a, am, ak, b, ldb, start, c, ldc); break;
+#endif
+    }
+}
+
+/* c = start + a b, or c += a b without `start`; c is (rows, columns), columns a multiple of LANES. */
+static void product(long rows, long columns, long depth, const float *a, long am, long ak, const float *b, const float *start, float *c) {
+    for (long n = 0; n < columns; n += ACROSS * LANES) {
+        int across = (columns - n) / LANES < ACROSS ? (columns - n) / LANES : ACROSS;
+        const float *from = start ? start + n : 0;
+        for (long m = 0; m < rows; m += DOWN) {
+            const float *am0 = a + m * am;
+            float *c0 = c + m * columns + n;
+            switch (rows - m < DOWN ? rows - m : DOWN) {
+                case 1: rows_of(1, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
+                case 2: rows_of(2, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
+                case 3: rows_of(3, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
+                case 4: rows_of(4, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
+                case 5: rows_of(5, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
+                default: rows_of(6, across, depth, am0, am, ak, b + n, columns, from, c0, columns);
+            }
+        }
+    }
+}
+
+INLINE float lanes(vec u) {
+    union { vec whole; four part[LANES / 4]; } sum = {u};
+    for (int i = 1; i < LANES / 4; i++) sum.part[0] += sum.part[i];
+    return (sum.part[0][0] + sum.part[0][1]) + (sum.part[0][2] + sum.part[0][3]);
+}
+
+/* ||u||^2 in float64 but for blocks of 64; what squares may have lost to underflow is added. */
+INLINE double square(const float *u, long width) {
+    double total = width * (double)FLT_MIN;
+    for (long at = 0; at < width; at += 64) {
+        vec sum = {0};
+        long end = width < at + 64 ? width : at + 64;
+        for (long i = at; i < end; i += LANES) {
+            vec part = *(const vec *)(u + i);
+            sum += part * part;
+        }
+        total += lanes(sum);
+    }
+    return total;
+}
+
+/* ||u||^2, ||v||^2 and u.v in float64, where products of float32 numbers are exact: they are about to cancel. */
+static void products(const float *u, const float *v, long width, double *uu, double *vv, double *uv) {
+    double a = 0, b = 0, c = 0;
+#pragma omp simd reduction(+ : a, b, c)
+    for (long i = 0; i < width; i++) {
+        a += (double)u[i] * u[i];
+        b += (double)v[i] * v[i];
+        c += (double)u[i] * v[i];
+    }
+    *uu = a, *vv = b, *uv = c;
+}
+
+/* The gradient of a record's loss by its outputs z. */
+static void slope(enum loss loss, long width, const float *z, const float *y, float *e) {
+    if (loss == SQUARED_ERROR) {
+        for (long k = 0; k < width; k++) e[k] = 2 * (z[k] - y[k]);
+    } else if (loss == LOGISTIC) {
+        e[0] = 1 / (1 + expf(-z[0])) - y[0];
+    } else {
+        float most = z[0], sum = 0;
+        int known = 0;
+        for (long k = 1; k < width; k++) most = z[k] > most ? z[k] : most;
+        for (long k = 0; k < width; k++) sum += e[k] = z[k] == most ? 1 : expf(z[k] - most);
+        for (long k = 0; k < width; k++) known |= y[0] == k;
+        for (long k = 0; k < width; k++) e[k] = known ? e[k] / sum - (y[0] == k) : 0;
+    }
+}
+
+static void pass(const struct call *call, struct flow *f, const struct tile *t) {
+    long rows = (t->rows + DOWN - 1) / DOWN * DOWN, last = call->layers - 1;
+    for (long l = 0; l <= last; l++) {
+        const struct layer *layer = call->layer + l;
+        long in = padded(layer->in), out = padded(layer->out);
+        float *z = l < last ? f->a[l + 1] : f->z;
+        product(rows, out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], z);
+        if (layer->relu)
+            for (long i = 0; i < rows * out; i++) z[i] = z[i] < 0 ? 0 : z[i];
+    }
+    long width = call->layer[last].out, out = padded(width);
+    memset(f->e[last], 0, rows * out * sizeof(float));
+    for (long r = 0; r < t->rows; r++) slope(call->loss, width, f->z + r * out, t->y + r * call->targets, f->e[last] + r * out);
+    if (call->layer[last].relu)
+        for (long i = 0; i < t->rows * out; i++) f->e[last][i] = f->z[i] <= 0 ? 0 : f->e[last][i];
+    for (long l = last; l > 0; l--) {
+        long in = padded(call->layer[l].in);
+        float *e = f->e[l - 1], *a = f->a[l];
+        memset(e, 0, rows * in * sizeof(float));
+        product(rows, in, call->layer[l].out, f->e[l], padded(call->layer[l].out), 1, f->backward[l], 0, e);
+        if (call->layer[l - 1].relu)
+            for (long i = 0; i < rows * in; i++) e[i] = a[i] <= 0 ? 0 : e[i];
+    }
+}
+
+/* Leaves a1 - a2 and e1 - e2 where a2 and e1 were. */
+static void differ(const struct call *call, struct tile *t) {
+    for (long l = 0; l < call->layers; l++) {
+        long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+        float *a1 = t->flow[0].a[l], *a2 = t->flow[1].a[l], *e1 = t->flow[0].e[l], *e2 = t->flow[1].e[l];
+        if (l)
+            for (long i = 0; i < t->rows * in; i++) a2[i] = a1[i] - a2[i];
+        for (long i = 0; i < t->rows * out; i++) e1[i] = e1[i] - e2[i];
+    }
+}
+
+/* weight * min(1, clip / norm) of record r, or NaN if it is unsound. */
+static float scale(const struct call *call, const struct tile *t, long r, double clip) {
+    const double longest = 1e15 * 1e15, smallest = 1e-19;
+    double total = 0, size = 0;
+    int sound = 1;
+    for (long l = 0; l < call->layers; l++) {
+        long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+        int bias = call->layer[l].bias >= 0;
+        const float *a = t->flow[0].a[l] + r * in, *e = t->flow[0].e[l] + r * out;
+        if (call->points == 1 || l == 0) {
+            double aa = square(a, in), part = square(e, out) * (aa + bias);
+            sound &= aa < longest;
+            total += part, size += part;
+        } else {
+            double aa, bb, ab, ee, ff, ef;
+            products(a, t->flow[1].a[l] + r * in, in, &aa, &bb, &ab);
+            products(e, t->flow[1].e[l] + r * out, out, &ee, &ff, &ef);
+            double part = ee * (aa + bias) + bb * ff;
+            sound &= aa < longest && bb < longest;
+            total += part + 2 * ab * ef, size += part;
+        }
+    }
+    double norm = sqrt(total);
+    if (call->points == 2) {
+        total += 1e-13 * size;
+        norm = sqrt(total < 0 ? 0 : total) + 8 * FLT_EPSILON * sqrt(size);
+    }
+    double least = clip > smallest ? clip : smallest, share = clip / (norm <= least ? least : norm);
+    return sound && share >= FLT_MIN ? (float)share * t->weight[r] : NAN;
+}
+
+/* Adds a tile's clipped gradients to the sums; the number of unsound records. */
+static long add(const struct call *call, struct tile *t, double clip) {
+    long unsound = 0;
+    for (long p = 0; p < call->points; p++) pass(call, t->flow + p, t);
+    if (call->points == 2) differ(call, t);
+    for (long r = 0; r < t->rows; r++) {
+        float share = scale(call, t, r, clip);
+        if (isnan(share)) {
+            unsound++;
+            continue;
+        }
+        for (long p = 0; p < call->points; p++)
+            for (long l = 0; l < call->layers; l++) {
+                if (p && !l) continue;
+                long out = padded(call->layer[l].out);
+                float *e = t->flow[p].e[l] + r * out;
+                for (long i = 0; i < out; i++) e[i] *= share;
+            }
+    }
+    for (long l = 0; l < call->layers; l++) {
+        long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+        float *e = t->flow[0].e[l];
+        product(call->layer[l].out, in, t->rows, e, 1, out, t->flow[0].a[l], 0, t->sum[l]);
+        if (call->points == 2 && l) product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, t->sum[l]);
+        product(1, out, t->rows, t->ones, 0, 1, e, 0, t->sums[l]);
+    }
+    t->rows = 0;
+    return unsound;
+}
+
+/* The weights of a point as `pass` reads them. */
+static void unpack(const struct call *call, const float *w, struct flow *f) {
+    for (long l = 0; l < call->layers; l++) {
+        const struct layer *layer = call->layer + l;
+        long in = padded(layer->in), out = padded(layer->out);
+        const float *weight = w + layer->weight;
+        for (long o = 0; o < layer->out; o++) {
+            memcpy(f->backward[l] + o * in, weight + o * layer->in, layer->in * sizeof(float));
+            for (long i = 0; i < layer->in; i++) f->forward[l][i * out + o] = weight[o * layer->in + i];
+            if (layer->bias >= 0) f->bias[l][o] = w[layer->bias + o];
+        }
+    }
+}
+
+/* One piece of one silo's records in one run. */
+static long work(const struct call *call, struct tile *t, long run, long silo, long piece) {
+    long in = call->layer[0].in, wide = padded(in), unsound = 0;
+    long from = piece * call->records / call->pieces, to = (piece + 1) * call->records / call->pieces;
+    const float *weight = call->weight + ((call->weighted ? run * call->silos : 0) + silo) * call->records;
+    const float *x = call->x + silo * call->records * in, *y = call->y + silo * call->records * call->targets;
+    for (long p = 0; p < call->points; p++)
+        unpack(call, call->point[p] + (run * (call->own ? call->silos : 1) + (call->own ? silo : 0)) * call->dim, t->flow + p);
+    for (long l = 0; l < call->layers; l++) {
+        memset(t->sum[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(float));
+        memset(t->sums[l], 0, padded(call->layer[l].out) * sizeof(float));
+    }
+    t->rows = 0;
+    for (long r = from; r < to; r++) {
+        if (weight[r] == 0) continue;
+        memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
+        for (long k = 0; k < call->targets; k++) t->y[t->rows * call->targets + k] = y[r * call->targets + k];
+        t->weight[t->rows++] = weight[r];
+        if (t->rows == TILE) unsound += add(call, t, call->clip[run]);
+    }
+    if (t->rows) unsound += add(call, t, call->clip[run]);
+    float *out = call->out + ((run * call->silos + silo) * call->pieces + piece) * call->dim;
+    for (long l = 0; l < call->layers; l++) {
+        const struct layer *layer = call->layer + l;
+        for (long o = 0; o < layer->out; o++) memcpy(out + layer->weight + o * layer->in, t->sum[l] + o * padded(layer->in), layer->in * sizeof(float));
+        if (layer->bias >= 0) memcpy(out + layer->bias, t->sums[l], layer->out * sizeof(float));
+    }
+    return unsound;
+}
+
+/* Hands out `size` floats of the block, or only counts them where there is no block yet. */
+static float *take(float *at, long *used, long size) {
+    float *given = at ? at + *used : 0;
+    *used += padded(size);
+    return given;
+}
+
+static long lay_out(const struct call *call, float *at, struct tile *t) {
+    long used = 0, last = call->layers - 1;
+    t->y = take(at, &used, TILE * call->targets);
+    t->weight = take(at, &used, TILE);
+    t->ones = take(at, &used, TILE);
+    for (long l = 0; l <= last; l++) {
+        t->sum[l] = take(at, &used, call->layer[l].out * padded(call->layer[l].in));
+        t->sums[l] = take(at, &used, call->layer[l].out);
+    }
+    for (long p = 0; p < call->points; p++) {
+        struct flow *f = t->flow + p;
+        for (long l = 0; l <= last; l++) {
+            long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+            f->a[l] = l || !p ? take(at, &used, TILE * in) : t->flow[0].a[0]; /* both points see the same records */
+            f->e[l] = take(at, &used, TILE * out);
+            f->forward[l] = take(at, &used, call->layer[l].in * out);
+            f->backward[l] = take(at, &used, call->layer[l].out * in);
+            f->bias[l] = take(at, &used, out);
+        }
+        f->z = take(at, &used, TILE * padded(call->layer[last].out));
+    }
+    return used;
+}
+
+/* The number of records that are unsound, for which `out` does not hold; -1 without memory. */
+long clipped_sums(const struct call *call, long threads) {
+    long unsound = 0, failed = 0, tasks = call->runs * call->silos * call->pieces;
+#pragma omp parallel num_threads(threads) reduction(+ : unsound, failed)
+    {
+        struct tile tile;
+        long size = (lay_out(call, 0, &tile) * sizeof(float) + 63) / 64 * 64;
+        float *block = aligned_alloc(64, size);
+        if (block) {
+            memset(block, 0, size);
+            lay_out(call, block, &tile);
+            for (long r = 0; r < TILE; r++) tile.ones[r] = 1;
+        } else {
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < tasks; task++)
+            if (block)
+                unsound += work(call, &tile, task / (call->silos * call->pieces), task / call->pieces % call->silos, task % call->pieces);
+        free(block);
+    }
+    return failed ? -1 : unsound;
+}

@@ -1,0 +1,134 @@
+"""Loads `native.c`, the ghost path in C: a tile of records goes through a chain of Linear layers and ReLU while it lies in the cache.
+
+The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, `clipping` goes its own way.
+A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs.
+Simulations use it. A gate does not: what it loads is what was installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from silodp.core.layers import Layer
+from silodp.core.losses import cross_entropy, logistic, squared_error
+from silodp.core.problem import Problem
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC")
+LOSSES = [cross_entropy, logistic, squared_error]
+MOST = 16
+"""Linear layers, as `native.c` has it."""
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("inputs", "outputs", "weight", "bias", "relu")]
+
+
+class _Call(ctypes.Structure):
+    _numbers = ("layers", "loss", "runs", "silos", "records", "dim", "targets", "pieces", "points", "own", "weighted")
+    _arrays = ("x", "y", "weight", "point", "reference", "clip", "out")
+    _fields_ = [
+        *((name, ctypes.c_long) for name in _numbers),
+        ("layer", ctypes.POINTER(_Layer)),
+        *((name, ctypes.c_void_p) for name in _arrays),
+    ]
+
+
+def compiler() -> str | None:
+    """Where the C compiler is that builds `native.c`, for Linux alone; None without one."""
+    return shutil.which("gcc") if sys.platform == "linux" else None
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled `native.c`, or None where it cannot be had or SILODP_NATIVE is 0."""
+    if os.environ.get("SILODP_NATIVE") == "0" or not (found := compiler()):
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_built(found)))
+    except (OSError, RuntimeError, subprocess.CalledProcessError):  # RuntimeError: there is no home
+        return None
+    loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
+    return loaded
+
+
+def _built(compiler: str) -> Path:
+    """The shared object for this source and processor; OpenMP's functions are those that torch has loaded, so both have one pool of threads."""
+    processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
+    kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
+    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (about := cache.stat()).st_uid != os.getuid() or about.st_mode & 0o022:
+        raise PermissionError(f"others may write in {cache}")
+    found = cache / f"native-{name}.so"
+    with (cache / "native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together build it once
+        if not found.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
+                subprocess.run([compiler, *FLAGS, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
+                subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
+                linked.rename(found)
+    return found
+
+
+def takes(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> bool:
+    """Whether `native.c` is there and knows this chain of layers; its temporaries then take little."""
+    return library() is not None and _chain(problem, layers, x, y) is not None
+
+
+def sums(problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor) -> Tensor | None:
+    """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`, or if a record is unsound.
+
+    points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
+    """
+    made, chain = library(), _chain(problem, layers, x, y)
+    if made is None or chain is None or points[0].dtype != torch.float32 or not points[0].is_cpu or points[0].shape[-1] != problem.dim:
+        return None
+    (runs, silos, records), last = (len(clips), *x.shape[:2]), chain[-1].outputs
+    pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
+    out = points[0].new_empty(runs, silos, pieces, problem.dim)
+    held = [t.to(torch.float32).contiguous() for t in (x, y, weight, *points)]
+    clips = clips.to(torch.float64).contiguous()
+    call = _Call(
+        *(len(chain), LOSSES.index(problem.loss), runs, silos, records, problem.dim, last if problem.loss is squared_error else 1),
+        *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain),
+        *([t.data_ptr() for t in held] + [None] * (2 - len(points)) + [clips.data_ptr(), out.data_ptr()]),
+    )
+    if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
+        return None
+    return out.squeeze(2) if pieces == 1 else out.sum(2)
+
+
+def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctypes.Array[_Layer] | None:
+    """The layers as `native.c` has them; None if an activation, the loss or a shape is not for it."""
+    places, at = {}, 0
+    for name, size in zip(problem.shapes, problem.sizes, strict=True):
+        places[name], at = at, at + size
+    chain: list[_Layer] = []
+    for module, _, names, _ in layers:
+        if type(module) is nn.Linear:
+            bias = places[names["bias"]] if "bias" in names else -1
+            chain.append(_Layer(module.in_features, module.out_features, places[names["weight"]], bias, False))
+        elif type(module) is nn.ReLU and chain:
+            chain[-1].relu = True
+        else:
+            return None
+    if not 0 < len(chain) <= MOST or problem.loss not in LOSSES:
+        return None
+    widths = [x.shape[2:].numel(), *(layer.outputs for layer in chain)]
+    fits = {cross_entropy: y.dim() == 2, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
+    return (_Layer * len(chain))(*chain) if fits[problem.loss] and [layer.inputs for layer in chain] == widths[:-1] else None

@@ -1,0 +1,111 @@
+"""The ghost path in C gives the numbers of the one in torch, and leaves to it what is unsound."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from silodp.core import native
+from silodp.core.clipping import clipped_sum
+from silodp.core.layers import chain
+from silodp.core.losses import Huber, cross_entropy, logistic, squared_error
+from silodp.core.problem import Problem
+from silodp.core.query import CLIP_TOLERANCE
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
+
+FEATURES = 5
+SMALL = nn.Sequential(nn.Linear(FEATURES, 70), nn.ReLU(), nn.Linear(70, 3))
+DEEP = nn.Sequential(
+    nn.Linear(FEATURES, 19, bias=False), nn.ReLU(), nn.Linear(19, 16), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 2), nn.ReLU()
+)
+CASES = {
+    "labels": (Problem(SMALL, cross_entropy), (3, 100), lambda shape: torch.randint(0, 3, shape)),
+    "deep": (Problem(DEEP, squared_error), (2, 97), lambda shape: torch.randn(*shape, 2)),
+    "one logit": (Problem(nn.Sequential(nn.Linear(FEATURES, 1)), logistic), (2, 7), lambda shape: torch.randint(0, 2, shape).float()),
+    "one target": (Problem(nn.Sequential(nn.Linear(FEATURES, 1)), squared_error), (2, 7), torch.randn),
+    "many records": (Problem(SMALL, cross_entropy), (1, 3100), lambda shape: torch.randint(0, 3, shape)),
+}
+
+
+def sums(problem, w, x, y, weight, clip, reference=None):
+    """By C, which must do it."""
+    clips = torch.as_tensor(clip, dtype=torch.float64).reshape(-1, 1).expand(len(w), 1)
+    found = native.sums(problem, chain(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("difference", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_the_sums_are_those_of_the_path_in_torch(case, difference):
+    torch.manual_seed(0)
+    problem, shape, targets = CASES[case]
+    x, y, clip = torch.randn(*shape, FEATURES), targets(shape), torch.tensor([[0.3], [2.0]])
+    for own, weighted in itertools.product((False, True), repeat=2):
+        seeds = range(4 * shape[0] if own else 4)
+        w, reference = problem.initial(seeds).view(2, 2, *((shape[0],) if own else ()), problem.dim)
+        weight = torch.rand(*((2, *shape) if weighted else shape)).round(decimals=1)
+        about = {"reference": reference if difference else None}
+        plain = clipped_sum(problem, w, x, y, weight, clip, **about)
+        torch.testing.assert_close(sums(problem, w, x, y, weight, clip, **about), plain, rtol=2e-6, atol=2e-6 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("difference", [False, True])
+def test_one_record_contributes_no_more_than_the_clip(difference):
+    torch.manual_seed(0)
+    problem = CASES["labels"][0]
+    x, y, w = torch.randn(2000, 1, FEATURES), torch.randint(0, 3, (2000, 1)), 3 * torch.randn(1, problem.dim)
+    reference = w + 1e-3 * torch.randn_like(w) if difference else None
+    for clip in (1e-6, 0.01, 1.0):
+        longest = sums(problem, w, x, y, torch.ones(2000, 1), clip, reference).double().norm(dim=-1).max()
+        assert longest <= clip * (1 + CLIP_TOLERANCE)
+
+
+@pytest.mark.parametrize("difference", [False, True])
+def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(difference):
+    torch.manual_seed(0)
+    problem = CASES["labels"][0]
+    w, reference = problem.initial([1, 2]), problem.initial([3, 4])
+    x, y, weight = torch.randn(3, 8, FEATURES), torch.randint(0, 3, (3, 8)), torch.ones(3, 8)
+    about = {"reference": reference if difference else None}
+    for value, label, share in ((0.0, 0, 1.0), (1.0, 9, 1.0), (torch.nan, 0, 1.0), (torch.inf, 1, 0.0), (1e30, 2, 1.0), (1e-42, 1, 1.0)):
+        x[1, 3], y[1, 3], weight[1, 3] = value, label, share
+        for clip in (0.0, 0.5, torch.inf):
+            plain, ours = (clipped_sum(problem, w, x, y, weight, clip, **about, native=c) for c in (False, True))
+            assert bool(torch.isfinite(plain).all())
+            torch.testing.assert_close(ours, plain, rtol=2e-6, atol=2e-6)
+
+
+def test_threads_and_other_runs_change_no_bit():
+    torch.manual_seed(0)
+    problem, shape, targets = CASES["many records"]
+    x, y, w = torch.randn(*shape, FEATURES), targets(shape), problem.initial(range(5))
+    weight, before = torch.ones(shape), torch.get_num_threads()
+    together = sums(problem, w, x, y, weight, 1.0)
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([sums(problem, point[None], x, y, weight, 1.0) for point in w])
+    finally:
+        torch.set_num_threads(before)
+    assert bool((together == alone).all())
+
+
+def test_other_activations_losses_and_shapes_stay_with_torch():
+    x, labels = torch.zeros(2, 3, FEATURES), torch.zeros(2, 3)
+    for model, loss, y in (
+        (nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1)), squared_error, labels),
+        (nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, 1)), squared_error, labels),
+        (nn.Sequential(nn.Linear(FEATURES, 1)), Huber(1.0), labels),
+        (nn.Sequential(nn.Linear(FEATURES, 2)), logistic, labels),
+        (nn.Sequential(nn.Linear(FEATURES, 2)), squared_error, labels),
+        (nn.Sequential(nn.Linear(FEATURES + 1, 1)), squared_error, labels),
+        (nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(5, 1)), squared_error, labels),
+    ):
+        problem = Problem(model, loss)
+        point = torch.zeros(1, problem.dim)
+        assert native.sums(problem, chain(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+    problem = CASES["one target"][0]
+    for point in (torch.zeros(1, problem.dim, dtype=torch.float64), torch.zeros(1, problem.dim + 1)):
+        assert native.sums(problem, chain(problem, x), [point], x, labels, torch.ones(2, 3), torch.ones(1, 1)) is None

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("package")  # one wheel and one environment for all
+
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "site", "runs", "federation", ".*_cache", ".hypothesis"

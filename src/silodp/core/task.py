@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from silodp.core.losses import Hazard, Huber, Loss, Weighted, cross_entropy, logistic, squared_error
+if TYPE_CHECKING:
+    from silodp.core.losses import Loss
 
 KINDS = ("binary", "multiclass", "regression", "survival")
 
@@ -26,6 +28,8 @@ class Task:
 
     def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
         """The outputs that a model needs and the loss on them; with one_logit two classes share one output."""
+        from silodp.core.losses import Hazard, Huber, Weighted, cross_entropy, logistic, squared_error  # torch takes seconds to load
+
         if self.kind == "survival":
             return self.bins, Hazard(self.bins)
         if self.kind == "regression":

@@ -535,7 +535,8 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
         span = f"{min(ratios):.3g} to {max(ratios):.3g}"
         table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, span, fit["verdict"])
     out.print(table)
-    out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; lower bounds have the constant 1.")
+    out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; flatter, steeper: than either.")
+    out.print("Lower bounds have the constant 1.")
     out.print(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")
 
 

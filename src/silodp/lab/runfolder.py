@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import torch
 
+from silodp.core import native
 from silodp.core.errors import BadInput
 
 OF_TRAINING = (
@@ -101,6 +102,6 @@ def write_environment(folder: Path, *, noise: str) -> None:
     facts = {
         "silodp": version("silodp"), "python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
         "dp-accounting": version("dp-accounting"), "machine": platform.machine(), "system": platform.system(),
-        "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(), "noise": noise,
+        "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(), "native": native.library() is not None, "noise": noise,
     }  # fmt: skip
     (folder / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")

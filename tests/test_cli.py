@@ -130,7 +130,7 @@ def test_every_sampling_and_participation_trains_within_budget(silodp, words):
 
 
 def test_a_wrong_label_column_is_named(silodp, hospitals):
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"), "outcom", "outcome")
+    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"), "'outcom'", "header")
 
 
 def test_silos_with_different_columns_are_named(silodp, hospitals):
@@ -140,7 +140,9 @@ def test_silos_with_different_columns_are_named(silodp, hospitals):
 
 def test_a_cell_that_is_no_number_is_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,dose,outcome\n1,2,0\n1,high,0\n")
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "dose", "high", "b.csv")
+    result = silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome")
+    refused(result, "dose", "row 2", "b.csv")
+    assert "high" not in result[2]
 
 
 def test_an_empty_silo_is_named(silodp, hospitals):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -220,6 +221,25 @@ def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, 
     (run / name).unlink() if text is None else (run / name).write_text(text)
     with pytest.raises(BadInput, match=sentence):
         silodp("evaluate", run)
+
+
+@pytest.mark.parametrize("spoilt", ["", "spent.json.part", "evaluations.jsonl"])
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(trained, folder, monkeypatch, spoilt):
+    place = shutil.copytree(trained, folder / "run")
+    before = (place / "spent.json").read_bytes()
+    monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a question was asked"))
+    if spoilt:
+        (place / spoilt).unlink(missing_ok=True)
+        (place / spoilt).mkdir()
+    else:
+        place.chmod(0o555)
+    try:
+        os.seteuid(65534 if os.geteuid() == 0 and not spoilt else os.geteuid())  # nothing is read-only to root
+        with pytest.raises(BadInput, match="cannot be written"):
+            silodp("evaluate", place)
+    finally:
+        os.seteuid(os.getuid())
+    assert (place / "spent.json").read_bytes() == before
 
 
 def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(trained, tmp_path):

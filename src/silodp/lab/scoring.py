@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -49,6 +51,12 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
 def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
     spent, request = _spent(folder), read_request(folder)
+    with _writing(folder):  # before anything is asked
+        part = folder / "spent.json.part"
+        part.touch()
+        part.unlink()
+        if (folder / "evaluations.jsonl").exists():
+            open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
     if not request.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
     records, classes, _, _, _ = load_records(request)
@@ -68,11 +76,11 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     _add_up(spent, answer["silos"])
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
-    part = folder / "spent.json.part"
-    part.write_text(json.dumps(spent, indent=1) + "\n")
-    part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
-    with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(answer) + "\n")
+    with _writing(folder):
+        part.write_text(json.dumps(spent, indent=1) + "\n")
+        part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
+        with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(answer) + "\n")
     return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
 
 
@@ -98,6 +106,16 @@ def _connected(
     coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E, asked)
     gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"the run folder {folder} cannot be written ({error.strerror}), and an evaluation adds its price there; make it writable"
+        ) from None
 
 
 def _spent(folder: Path) -> dict:

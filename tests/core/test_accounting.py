@@ -176,7 +176,8 @@ def test_senseless_budgets_are_refused_in_one_sentence():
     for epsilon in (0, -1, math.nan):
         with pytest.raises(BadInput, match="epsilon is"):
             Budget(epsilon, 1e-6)
-    for delta in (0, 1, -0.1):
+    assert 0 < gdp_mu(Budget(1, 1e-300)) < 1
+    for delta in (0, 1, -0.1, 1e-301, 1e-320):
         with pytest.raises(BadInput, match="delta is"):
             Budget(1, delta)
 

@@ -38,6 +38,8 @@ class Budget:
             raise BadInput(f"epsilon is {self.epsilon:g}; it must be greater than 0")
         if not 0 < self.delta < 1:
             raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
+        if self.delta < 1e-300:
+            raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
 
 
 def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:

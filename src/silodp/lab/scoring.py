@@ -23,9 +23,9 @@ from silodp.core.prox import by_name
 from silodp.core.task import Task
 from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
-from silodp.lab.planning import check_seed
+from silodp.lab.planning import check_seed, warn_of_delta
 from silodp.lab.runfolder import locked
-from silodp.lab.training import Request, budgets_of, load_records, read_request
+from silodp.lab.training import Request, budgets_of, by_default, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
 from silodp.server.scoring import as_rows, gaussian_for, score
@@ -94,6 +94,7 @@ def profile_data(request: Request) -> dict:
     problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, request.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
+    warn_of_delta(by_default(request, records))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
 

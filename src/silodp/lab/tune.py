@@ -29,7 +29,7 @@ from silodp.core.query import Gaussian, Moments, Query
 from silodp.core.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
-from silodp.lab.planning import default_delta, finite
+from silodp.lab.planning import default_delta, finite, warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
 from silodp.server.federation import Everyone, Federation, Port
@@ -294,6 +294,8 @@ def search_charged(
         return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
     open_hidden(hidden)
     desk.hidden, desk.seed = hidden, seed_of(hidden, seed, records)
+    if search.delta is None:
+        warn_of_delta(dict(zip(records.names, records.counts, strict=True)))
     answer = desk.compose(tick) if repetitions is None else desk.select(repetitions, tick)
     best = answer.pop("file")
     if central:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,19 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
         assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + mu[1] ** 2, rel=1e-4)
         assert mu[3] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path):
+    folder, short = shutil.copytree(trained, tmp_path / "run"), 0
+    for epsilon in (0.5, 0.6, 0.7):
+        printed = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False).stdout
+        silos = json.loads((folder / "spent.json").read_text())["silos"]
+        shown = re.findall(r"epsilon (\S+) for this; (\S+) in all at delta (\S+)\.\n", printed)
+        for silo, figures in zip(silos, shown, strict=True):
+            for figure, cost in zip(figures, (epsilon, *silo["in_all"].values()), strict=True):
+                assert cost * (1 - 1e-8) <= float(figure) < cost * 1.01
+                short += float(f"{cost:.4g}") < cost * (1 - 1e-6)
+    assert short, "of which some would be shown as less by rounding to the nearest"
 
 
 def test_no_two_evaluations_share_their_noise(trained, tmp_path):

@@ -63,7 +63,7 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     lines = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
     assert len(lines) == spent["releases"] == 8
     for silo in spent["silos"]:
-        assert f"ε {silo['spent_epsilon']:.4g} of {silo['epsilon']:g} spent" in page
+        assert f"ε {silo['epsilon']:g} of {silo['epsilon']:g} spent" in page, "all of it, but for a part in a million"
     for line in lines:
         assert f"{line['norm']:.4g}" in page
         assert f"{line['noise']:.4g}" in page
@@ -80,6 +80,25 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     assert "The seed was fixed (1)" in page
     assert "Signature" in page
     assert runs.fingerprint(trained) in page
+
+
+def test_the_headline_is_the_largest_spend_and_nothing_on_the_page_is_rounded_down(trained):
+    run = runs.read(trained)
+    small, large = (
+        replace(run.silos[0], name=n, epsilon=e, spent=s, used=s / e)
+        for n, e, s in (
+            (
+                "a",
+                1.0,
+                0.99944,
+            ),
+            ("b", 9.0, 5.12345),
+        )
+    )
+    page = plain(report(replace(run, silos=(small, large))))
+    assert "ε spent, of 9 5.124" in page
+    assert "a ε 0.9995 of 1 spent" in page
+    assert "b ε 5.124 of 9 spent" in page
 
 
 def test_a_loss_on_raw_test_records_is_named_as_not_private(tmp_path):
@@ -148,7 +167,9 @@ def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_in_the_bars
         assert claimed[1] >= silo.spent_delta * (1 - 1e-9)
         assert silo.used == pytest.approx(sum(share for _, _, share in silo.charges))
         assert silo.used > 4
-        assert f"ε {silo.spent:.4g} at δ {silo.spent_delta:.3g}, evaluations included" in plain(report(run))
+        shown, delta = (float(n) for n in re.search(f"{silo.name} ε (\\S+) at δ (\\S+), evaluations included", plain(report(run))).groups())
+        assert silo.spent * (1 - 1e-9) <= shown < silo.spent * 1.001
+        assert silo.spent_delta * (1 - 1e-9) <= delta < silo.spent_delta * 1.01
     assert (run.silos[0].spent_delta > run.silos[0].delta) == (rule == "renyi")
 
 

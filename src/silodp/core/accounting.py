@@ -42,6 +42,12 @@ class Budget:
             raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
 
 
+def rounded_up(value: float, digits: int = 3) -> str:
+    """So many digits, never less than the value: nobody may be shown less than was spent."""
+    shown = f"{value:.{digits}g}"
+    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - digits + 1):.{digits}g}"
+
+
 def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:
     """Where the function changes its sign between low and high, to this accuracy."""
     return float(optimize.brentq(function, low, high, xtol=accuracy, rtol=1e-13))  # type: ignore[arg-type]

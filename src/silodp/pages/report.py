@@ -10,7 +10,7 @@ from importlib.metadata import version
 from statistics import NormalDist, median
 from typing import Any
 
-from silodp.core.accounting import Budget, gdp_mu
+from silodp.core.accounting import Budget, gdp_mu, rounded_up
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, document, facts, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, readable
@@ -64,7 +64,7 @@ def lead(run: Run) -> str:
         n = sum(s["records"] for s in run.about.get("silos", ()))
         data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
-    most, delta = (_rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
+    most, delta = (rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
     done = f"{run.done} of {run.total} rounds"
     covered = "in training and its evaluations" if run.kind == "train" else "in this training run"
     beside = (
@@ -85,13 +85,13 @@ def figures(run: Run) -> Markup:
             pairs.append((f"lowest private test error ({curve_name(best['curve'])}, ε = {best['epsilon']:g})", f"{best['test_error']:.1%}"))
     else:
         shares = [share for _, share in run.noise_shares]
-        worst = max(run.silos, key=lambda s: s.used, default=None)
+        most = max(run.silos, key=lambda s: s.spent, default=None)
         pairs = [
             ("rounds", f"{run.done} of {run.total}"),
             ("releases", f"{sum(len(r['answered']) for r in run.rounds) or run.summary.get('releases', 0)}"),
         ]
-        if worst:
-            pairs.append((f"ε spent, of {worst.epsilon:g}", f"{worst.spent:.4g}"))
+        if most:
+            pairs.append((f"ε spent, of {most.epsilon:g}", rounded_up(most.spent, 4)))
         if shares:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
         if "test_error" in run.summary:
@@ -204,9 +204,9 @@ def errors(run: Run) -> Markup:
         spent = (
             "no bound"
             if not r["spent_epsilon"]
-            else tag("b", f"{r['spent_epsilon']:.3f}", class_="alarm")
+            else tag("b", rounded_up(r["spent_epsilon"], 4), class_="alarm")
             if more
-            else f"{r['spent_epsilon']:.3f}"
+            else rounded_up(r["spent_epsilon"], 4)
         )
         settings = ", ".join(f"{k} {v:g}" for k, v in r["settings"].items())
         rows.append(
@@ -273,8 +273,8 @@ def budgets(run: Run) -> Markup:
     for s in run.silos:
         ledger = f" Ledger: {s.ledger['count']} entries." if s.ledger else ""
         dropped = "".join(f"; {code} {times}" for code, times in s.dropped.items())
-        more = f" at δ {s.spent_delta:.3g}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
-        said = f"ε {s.spent:.4g}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
+        more = f" at δ {rounded_up(s.spent_delta)}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
+        said = f"ε {rounded_up(s.spent, 4)}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
         bars.append(tag("figure", tag("figcaption", tag("b", s.name), tag("span", said)), spent_bar(s.name, s.charges, s.used, kinds)))
     rows = [
         (q + 1, kind, *(f"{dict((c[0], c[2]) for c in s.charges).get(q, 0.0):.3%}" for s in run.silos))
@@ -321,7 +321,7 @@ class Claim:
 
     @property
     def said(self) -> str:
-        return f"μ = {self.mu:.4g}" if self.gaussian else f"ε = {_rounded_up(self.epsilon)}, δ = {_rounded_up(self.delta)}"
+        return f"μ = {rounded_up(self.mu, 4)}" if self.gaussian else f"ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)}"
 
     def misses(self, alarms: float) -> float:
         return misses(self.mu, alarms) if self.gaussian else floor(self.epsilon, self.delta, alarms)
@@ -348,7 +348,7 @@ def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
             "at a false alarms at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a)) misses."
         )
     drawn = chart("Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, square=True)
-    rows = [(c.name, c.said, f"{c.misses(0.05):.1%}", f"{c.misses(0.5):.1%}") for c in claims]
+    rows = [(c.name, c.said, *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5))) for c in claims]
     table_ = table("The same in numbers", ("spend", "known of it", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
     return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), _audited(run, audit))
 
@@ -417,12 +417,6 @@ def signature(run: Run, when: str) -> Markup:
 
 def _folded(name: str, summary: str, *content: object) -> Markup:
     return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
-
-
-def _rounded_up(value: float) -> str:
-    """Three digits, never less than the value: a page that is signed must not claim less than was spent."""
-    shown = f"{value:.3g}"
-    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - 2):.3g}"
 
 
 def _some(silos: Sequence[Any]) -> str:

@@ -130,7 +130,7 @@ def test_every_sampling_and_participation_trains_within_budget(silodp, words):
 
 
 def test_a_wrong_label_column_is_named(silodp, hospitals):
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"), "outcom", "outcome")
+    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"), "'outcom'", "header")
 
 
 def test_silos_with_different_columns_are_named(silodp, hospitals):
@@ -140,7 +140,9 @@ def test_silos_with_different_columns_are_named(silodp, hospitals):
 
 def test_a_cell_that_is_no_number_is_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,dose,outcome\n1,2,0\n1,high,0\n")
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "dose", "high", "b.csv")
+    result = silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome")
+    refused(result, "dose", "row 2", "b.csv")
+    assert "high" not in result[2]
 
 
 def test_an_empty_silo_is_named(silodp, hospitals):
@@ -257,3 +259,20 @@ def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
     assert "goes on from there" in err
     assert "Traceback" not in err
     assert ",done," in results.read_text()
+
+
+def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer(silodp, tmp_path):
+    for name, n in (("tiny", 3), ("large", 60)):
+        (tmp_path / f"{name}.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(n)))
+    own = ("--silo", "tiny.csv", "--silo", "large.csv")
+    train = ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1, "--scale", "none", "--json")
+    tune = ("tune", *own, "--rounds", 1, "--phase", 1, "--candidates", 1, "--json")
+    for words in (train, tune, ("profile", *own, "--json"), ("plan", "--records", 3, "--records", 60, "--rounds", 5, "--json")):
+        code, out, err = silodp(*words)
+        assert (code, err.count("\n")) == (0, 1), err
+        assert "delta" in err
+        assert ("3 records 0.111" if words[0] == "plan" else "tiny 0.111") in err
+        assert "large" not in err.replace("a large default", "")
+        json.loads(out)
+    assert silodp(*train, "--delta", "1e-6")[::2] == (0, "")
+    assert silodp(*train, "--delta", "tiny=1e-6")[::2] == (0, "")

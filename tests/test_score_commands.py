@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +82,19 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
         assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + mu[1] ** 2, rel=1e-4)
         assert mu[3] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path):
+    folder, short = shutil.copytree(trained, tmp_path / "run"), 0
+    for epsilon in (0.5, 0.6, 0.7):
+        printed = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False).stdout
+        silos = json.loads((folder / "spent.json").read_text())["silos"]
+        shown = re.findall(r"epsilon (\S+) for this; (\S+) in all at delta (\S+)\.\n", printed)
+        for silo, figures in zip(silos, shown, strict=True):
+            for figure, cost in zip(figures, (epsilon, *silo["in_all"].values()), strict=True):
+                assert cost * (1 - 1e-8) <= float(figure) < cost * 1.01
+                short += float(f"{cost:.4g}") < cost * (1 - 1e-6)
+    assert short, "of which some would be shown as less by rounding to the nearest"
 
 
 def test_no_two_evaluations_share_their_noise(trained, tmp_path):
@@ -222,6 +237,25 @@ def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, 
         silodp("evaluate", run)
 
 
+@pytest.mark.parametrize("spoilt", ["", "spent.json.part", "evaluations.jsonl"])
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(trained, folder, monkeypatch, spoilt):
+    place = shutil.copytree(trained, folder / "run")
+    before = (place / "spent.json").read_bytes()
+    monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a question was asked"))
+    if spoilt:
+        (place / spoilt).unlink(missing_ok=True)
+        (place / spoilt).mkdir()
+    else:
+        place.chmod(0o555)
+    try:
+        os.seteuid(65534 if os.geteuid() == 0 and not spoilt else os.geteuid())  # nothing is read-only to root
+        with pytest.raises(BadInput, match="cannot be written"):
+            silodp("evaluate", place)
+    finally:
+        os.seteuid(os.getuid())
+    assert (place / "spent.json").read_bytes() == before
+
+
 def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     spent = json.loads((run / "spent.json").read_text())
@@ -322,7 +356,7 @@ def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
     with pytest.raises(BadInput, match="the value is missing"):
         silodp("train", "--silo", path, "--model", "logistic")
     path.write_text(path.read_text() + "oops,1,0\n")
-    with pytest.raises(BadInput, match="oops"):
+    with pytest.raises(BadInput, match=r"column 'a', row 2001 .* the value is not a finite number"):
         silodp("profile", "--silo", path)
 
 

@@ -229,9 +229,6 @@ def init(
 
 def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     """A schema.toml with these columns, to be filled in; it holds names and what the user said, and no value of any record."""
-    for name in [*types, *([label] if label else [])]:
-        if name not in names:
-            raise BadInput(f"there is no column {name!r}; the columns are {', '.join(map(repr, names))}")
     ignored = [name for name in names if types.get(name) == "ignore"]
     said = "# The names below were given by hand, and are in one file's header; nothing of that file was copied.\n"
     lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)))]
@@ -246,6 +243,8 @@ def _names(source: Path | None, known: list[str]) -> list[str]:
     """The names that the user gave, in the header's order. No other goes into the draft, which is public, or into a sentence: what stands
     first in a file without a header is a record."""
     if source is None:
+        if known:
+            raise BadInput(f"--type, --columns and --label name columns of a file, here {known[0]!r}; give --from FILE, which has them")
         return []
     from silodp.silo.files import header
 

@@ -48,6 +48,7 @@ def evaluate(
 
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a --epsilon 1`
     """
+    from silodp.core.accounting import rounded_up
     from silodp.lab.scoring import evaluate_run
 
     answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
@@ -57,7 +58,8 @@ def evaluate(
     _show_scores(answer["scores"])
     for silo, both in zip(answer["silos"], answer["in_all"], strict=True):
         out.print(
-            f"{silo['name']}: epsilon {silo['spent_epsilon']:.4g} for this; {both['epsilon']:.4g} in all at delta {both['delta']:.3g}."
+            f"{silo['name']}: epsilon {rounded_up(silo['spent_epsilon'], 4)} for this; {rounded_up(both['epsilon'], 4)} in all "
+            f"at delta {rounded_up(both['delta'])}."
         )
 
 
@@ -76,6 +78,7 @@ def profile(
 
     Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
+    from silodp.core.accounting import rounded_up
     from silodp.lab.scoring import profile_data
     from silodp.lab.training import Request
 
@@ -90,7 +93,7 @@ def profile(
         return
     _show_profile(answer)
     for paid in answer["silos"]:
-        out.print(f"{paid['name']}: epsilon {paid['spent_epsilon']:.4g} at delta {paid['delta']:.3g} for this.")
+        out.print(f"{paid['name']}: epsilon {rounded_up(paid['spent_epsilon'], 4)} at delta {rounded_up(paid['delta'])} for this.")
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -197,8 +200,12 @@ def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
 
 
 def _show_charged(silos: Sequence[dict]) -> None:
+    from silodp.core.accounting import rounded_up
+
     for silo in silos:
-        out.print(f"{silo['name']}: at most epsilon {silo['epsilon']:.4g} at delta {silo['delta']:.3g}, in its ledger with the rest.")
+        out.print(
+            f"{silo['name']}: at most epsilon {rounded_up(silo['epsilon'], 4)} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
+        )
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------------------------

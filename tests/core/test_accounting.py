@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from silodp.core import accounting as acc
-from silodp.core.accounting import GDP, Budget, Committed, Renyi, budget_array, gdp_delta, gdp_epsilon, gdp_mu
+from silodp.core.accounting import GDP, Budget, Committed, Renyi, budget_array, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, WithoutReplacement
 
@@ -172,11 +172,20 @@ def test_the_papers_conversion_to_user_level():
     assert whole.delta == pytest.approx(50 * math.exp(49 * 0.02) * 1e-12)
 
 
+@pytest.mark.parametrize("digits", [3, 4])
+def test_a_spend_is_never_shown_as_less_than_it_is_and_hardly_as_more(digits):
+    for value in (*np.random.default_rng(0).lognormal(0, 6, 2000), 9.9999, 1.00001, 0.11111, 3.0, 3.2431684, 1e-300):
+        shown = float(rounded_up(value, digits))
+        assert value * (1 - 1e-9) <= shown <= value * (1 + 10.0 ** (1 - digits))
+    assert (rounded_up(0.0), rounded_up(math.inf), rounded_up(3 - 1e-12)) == ("0", "inf", "3")
+
+
 def test_senseless_budgets_are_refused_in_one_sentence():
     for epsilon in (0, -1, math.nan):
         with pytest.raises(BadInput, match="epsilon is"):
             Budget(epsilon, 1e-6)
-    for delta in (0, 1, -0.1):
+    assert 0 < gdp_mu(Budget(1, 1e-300)) < 1
+    for delta in (0, 1, -0.1, 1e-301, 1e-320):
         with pytest.raises(BadInput, match="delta is"):
             Budget(1, delta)
 

@@ -142,6 +142,20 @@ def test_a_law_that_has_no_theorem_is_refused(text):
         repetitions_by_name(text)
 
 
+@pytest.mark.parametrize("text", ["poisson:1e9", "poisson:10001", "geometric:1e6", "tnb:5:1e-4", "tnb:-0.5:1e-9"])
+def test_more_runs_than_anybody_can_carry_out_are_refused(text):
+    with pytest.raises(BadInput, match=r"at most 10,000|at least 0\.0001"):
+        repetitions_by_name(text)
+
+
+def test_a_draw_is_never_cut():
+    for mean, uniform in ((1e4, 1 - 1e-9), (2e6, 0.45)):
+        law = TruncatedNegativeBinomial(1.0, 1 / mean)
+        assert draw(law, uniform) == pytest.approx(math.log1p(-uniform) / math.log1p(-1 / mean), rel=1e-3)
+    assert draw(repetitions_by_name("poisson:10000"), 0.5) == pytest.approx(10_000, abs=2)
+    assert 10_000 < draw(repetitions_by_name("poisson:10000"), math.nextafter(1, 0)) < 12_000, "where the sum stays below 1"
+
+
 def test_laws_are_found_by_name():
     assert repetitions_by_name("poisson:10").mean == 10
     assert repetitions_by_name("geometric:10").mean == pytest.approx(10)

@@ -403,3 +403,30 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
         code, _, err = silodp("tune", *words, *ranges, "--out", tmp_path / "no")
         assert (code, err.count("\n")) == (2, 1), err
         assert sentence in err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--candidates", 0),
+        ("--delta", 0),
+        ("--model", "resnet"),
+        ("--trust", "central", "--delta", 0),
+        ("--trust", "central", "--epsilon", 1e-4),
+        ("--trust", "central", "--repetitions", "poisson:0"),
+        ("--trust", "central", "--out", "a.csv"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_a_wrong_word_leaves_nothing_that_the_right_command_would_find(silodp, tmp_path, wrong):
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
+    code, _, err = silodp("tune", "--silo", "a.csv", "--rounds", 1, "--phase", 1, "--out", "t", *wrong)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_wrong_model_or_label_leaves_no_folder_of_a_free_search(silodp, tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
+    for wrong in (("--model", "resnet"), ("--label", "y"), ("--rounds", 1, "--phase", 2)):
+        assert silodp("tune", "--public", "a.csv", "--trials", 1, *wrong, "--out", "t")[0] == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]

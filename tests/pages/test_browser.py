@@ -16,6 +16,7 @@ import pytest
 from looking import PATIENCE, TOKEN, served, started, until
 
 from silodp import cli
+from silodp.core.accounting import rounded_up
 from silodp.pages import runs
 from silodp.silo.durable import DurableLedger
 from silodp.silo.pause import paused, set_paused
@@ -98,7 +99,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
         assert page.get_by_role("heading", level=1).inner_text()
         assert page.locator("body").inner_text().count("finished") >= 1
         if run.silos:
-            assert figure(page, "ε spent") == f"{max(s.spent for s in run.silos):.4g}"
+            assert figure(page, "ε spent") == rounded_up(max(s.spent for s in run.silos), 4)
             assert figure(page, "rounds") == f"{run.done} of {run.total}"
         page.get_by_role("link", name="The report, to print and sign").click()
         assert runs.fingerprint(root / name) in page.locator("body").inner_text()
@@ -122,7 +123,7 @@ def test_the_report_on_a_disk_shows_the_folders_numbers_and_asks_for_nothing(loo
             details.click()
         text = page.locator("body").inner_text()
         for silo in run.silos:
-            assert f"ε {silo.spent:.4g} of {silo.epsilon:g} spent" in text
+            assert f"ε {rounded_up(silo.spent, 4)} of {silo.epsilon:g} spent" in text
         for line in run.rounds:
             assert f"{line['norm']:.4g}" in text
         for row in run.rows:
@@ -188,7 +189,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
             page.wait_for_timeout(300)
         assert before < ROUNDS, "the run was over before it could be watched"
         page.get_by_text(f"{runs.read(out).done} of {ROUNDS}", exact=True).wait_for()
-        assert figure(page, "ε spent") == f"{runs.read(out).silos[0].spent:.4g}"
+        assert figure(page, "ε spent") == rounded_up(runs.read(out).silos[0].spent, 4)
         page.locator("#questions-summary").click()
         os.kill(first.pid, signal.SIGKILL)
         first.join(PATIENCE)
@@ -204,7 +205,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
     assert second.exitcode == 0
     page.get_by_text(f"{ROUNDS} of {ROUNDS}", exact=True).wait_for()
     spent = json.loads((out / "summary.json").read_text())["silos"][0]["spent_epsilon_at_most"]
-    assert figure(page, "ε spent") == f"{spent:.4g}"
+    assert figure(page, "ε spent") == rounded_up(spent, 4)
     assert page.locator("#questions tbody tr, #questions-details tbody tr").count() == ROUNDS
     shutil.rmtree(out)
 

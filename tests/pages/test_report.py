@@ -6,6 +6,8 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.query import Gaussian, Grad, LocalSteps, Poisson, Query
 from silodp.pages import export, runs
-from silodp.pages.report import misses, report
+from silodp.pages.report import claims_of, misses, report
 from silodp.server.progress import Progress, measured
 from silodp.silo.records import Records
 from silodp.silo.simulated import Simulated
@@ -61,7 +63,7 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     lines = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
     assert len(lines) == spent["releases"] == 8
     for silo in spent["silos"]:
-        assert f"ε {silo['spent_epsilon']:.4g} of {silo['epsilon']:g} spent" in page
+        assert f"ε {silo['epsilon']:g} of {silo['epsilon']:g} spent" in page, "all of it, but for a part in a million"
     for line in lines:
         assert f"{line['norm']:.4g}" in page
         assert f"{line['noise']:.4g}" in page
@@ -78,6 +80,25 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     assert "The seed was fixed (1)" in page
     assert "Signature" in page
     assert runs.fingerprint(trained) in page
+
+
+def test_the_headline_is_the_largest_spend_and_nothing_on_the_page_is_rounded_down(trained):
+    run = runs.read(trained)
+    small, large = (
+        replace(run.silos[0], name=n, epsilon=e, spent=s, used=s / e)
+        for n, e, s in (
+            (
+                "a",
+                1.0,
+                0.99944,
+            ),
+            ("b", 9.0, 5.12345),
+        )
+    )
+    page = plain(report(replace(run, silos=(small, large))))
+    assert "ε spent, of 9 5.124" in page
+    assert "a ε 0.9995 of 1 spent" in page
+    assert "b ε 5.124 of 9 spent" in page
 
 
 def test_a_loss_on_raw_test_records_is_named_as_not_private(tmp_path):
@@ -146,7 +167,9 @@ def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_in_the_bars
         assert claimed[1] >= silo.spent_delta * (1 - 1e-9)
         assert silo.used == pytest.approx(sum(share for _, _, share in silo.charges))
         assert silo.used > 4
-        assert f"ε {silo.spent:.4g} at δ {silo.spent_delta:.3g}, evaluations included" in plain(report(run))
+        shown, delta = (float(n) for n in re.search(f"{silo.name} ε (\\S+) at δ (\\S+), evaluations included", plain(report(run))).groups())
+        assert silo.spent * (1 - 1e-9) <= shown < silo.spent * 1.001
+        assert silo.spent_delta * (1 - 1e-9) <= delta < silo.spent_delta * 1.01
     assert (run.silos[0].spent_delta > run.silos[0].delta) == (rule == "renyi")
 
 
@@ -172,6 +195,12 @@ def test_a_page_over_silos_says_that_ledgers_add_what_is_not_in_it(gated, tmp_pa
     assert "Evaluations, profiles and other runs over the same silos are not in it" in plain(report(runs.read(tmp_path / "run")))
     lines = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]
     assert 0 < lines[0]["epsilon"]["clinic"] < lines[1]["epsilon"]["clinic"] <= 0.1
+    assert all(silo.gaussian for silo in runs.read(tmp_path / "run").silos)
+    found = json.loads((tmp_path / "run/run.json").read_text())
+    (tmp_path / "run/run.json").write_text(json.dumps(found | {"order": found["order"] | {"trust": "shuffle"}}))
+    shuffled = runs.read(tmp_path / "run")
+    assert shuffled.rule == "totals"
+    assert not any(silo.gaussian for silo in shuffled.silos), "totals have no Gaussian curve"
 
 
 def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_where_more_was_spent(study):
@@ -249,6 +278,34 @@ def test_no_point_of_the_trade_off_curve_is_below_what_epsilon_and_delta_allow_a
     assert slack.min() < 1e-6
     assert gdp_delta(mu, epsilon) <= 1e-5
     assert misses(0.0, 0.3) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("rate", "std", "delta"), [(0.05, 0.35, 1e-4), (0.1, 0.8, 1e-2)])
+def test_the_curve_of_sampled_batches_is_never_above_what_an_attack_on_one_release_reaches(rate, std, delta):
+    """A record of norm 1 is replaced by its opposite: a sum of a Poisson batch with noise of this deviation has these two laws."""
+    cuts = np.linspace(-6, 6, 6001)
+    there, opposite = ((1 - rate) * stats.norm.sf(cuts / std) + rate * stats.norm.sf((cuts - side) / std) for side in (1, -1))
+    epsilon = composed_epsilon(((Poisson(rate), std / 2, 1),), delta)
+    silo = runs.Silo("a", 100, epsilon, delta, epsilon, 1.0, spent_delta=delta)
+    run = runs.Run(Path(), "train", "finished", "", {"rule": "committed"}, silos=(silo,))
+    (claim,) = claims_of(run)
+    assert (np.interp(opposite, *zip(*claim.curve(), strict=True)) <= 1 - there + 1e-9).all()
+    assert all(claim.misses(a) <= m + 1e-9 for a, m in zip(opposite[::10], 1 - there[::10], strict=True))
+    assert claim.misses(0.0) == 1 - delta
+    gauss = stats.norm.cdf(stats.norm.isf(opposite) - gdp_mu(Budget(epsilon, delta)))
+    assert (gauss > 1 - there + 1e-6).any(), "so much for the Gaussian curve"
+
+
+def test_a_curve_that_follows_from_epsilon_and_delta_alone_says_so(trained, batched, study):
+    gaussian, sampled = (plain(report(runs.read(folder))) for folder in (trained, batched["committed"]))
+    assert "what ε and δ alone imply" in sampled
+    assert "what ε and δ alone imply" not in gaussian
+    assert "μ = " in gaussian
+    assert "μ = " not in sampled
+    compared = runs.read(study)
+    assert compared.gaussian
+    for other in ({"sampling": "poisson:0.1"}, {"methods": ["mb-sgd", "mb-sgd-shuffle"]}):
+        assert not replace(compared, about=compared.about | other).gaussian
 
 
 def test_a_run_is_running_while_it_is_written_and_stopped_once_its_writer_is_gone(tmp_path, trained):

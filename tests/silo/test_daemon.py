@@ -238,8 +238,8 @@ def silodp(monkeypatch, capsys, tmp_path):
     """Runs a command as the shell does: (exit code, standard output, standard error)."""
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
 
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["silodp", "silo", *map(str, words)])
+    def run(*words, of=("silo",)) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["silodp", *of, *map(str, words)])
         code = 0
         try:
             cli.main()
@@ -289,21 +289,21 @@ def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_
     assert "987654" not in "".join(silodp("status", gate.silo.policy)[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("a,outcome\nCANARY 987654,1\n", "column 'a', row 1"),
-        ("a,outcome\n1.0,987654\n", "column 'outcome', row 1"),
-        ('a,outcome\n1.0,"987654, row 7 (counted"\n', "column 'outcome', row 1 (counted"),
-        ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 'a', row 1 (counted"),
-        ("a,outcome\n1.0,1,987654\n", "row 1"),
-        ("987654,1\n987655,0\n", "header"),
-        ("987654;1\n", "header"),
-        ("987654,987654\n", "header"),
-        ("", "is empty"),
-        ('"9876\n54",outcome\n1,1\n', "header"),
-    ],
-)
+BAD_DATA = [
+    ("a,outcome\nCANARY 987654,1\n", "column 'a', row 1"),
+    ("a,outcome\n1.0,987654\n", "column 'outcome', row 1"),
+    ('a,outcome\n1.0,"987654, row 7 (counted"\n', "column 'outcome', row 1 (counted"),
+    ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 'a', row 1 (counted"),
+    ("a,outcome\n1.0,1,987654\n", "row 1"),
+    ("987654,1\n987655,0\n", "header"),
+    ("987654;1\n", "header"),
+    ("987654,987654\n", "header"),
+    ("", "is empty"),
+    ('"9876\n54",outcome\n1,1\n', "header"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), BAD_DATA)
 def test_bad_data_are_refused_in_a_sentence_that_holds_no_value(tmp_path, silodp, text, wanted):
     (tmp_path / "c.csv").write_text(text)
     code, out, err = silodp("init", tmp_path / "new", "--data", tmp_path / "c.csv", "--label", "outcome", "--epsilon", 3)
@@ -312,6 +312,20 @@ def test_bad_data_are_refused_in_a_sentence_that_holds_no_value(tmp_path, silodp
     assert "98765" not in err
     assert err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_path, silodp):
+    data = write_data(tmp_path / "c.csv")
+    own = ("--silo", data, "--label", "outcome", "--rounds", 1)
+    trained = ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--held-out", 0.2, "--out", tmp_path / "run")
+    assert silodp(*trained, of=())[0] == 0
+    for text, wanted in BAD_DATA:
+        data.write_text(text)
+        for words in (trained, ("tune", *own, "--out", tmp_path / "tune"), ("profile", *own[:4]), ("evaluate", tmp_path / "run")):
+            code, out, err = silodp(*words, of=())
+            assert (code, err.count("\n")) == (2, 1), words
+            assert wanted in err
+            assert "9876" not in out + err
 
 
 def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_path, capfd):

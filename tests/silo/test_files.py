@@ -1,5 +1,6 @@
 """load_silos reads CSV, Parquet and NPZ to the same arrays, and each bad file is refused with one sentence that names the place."""
 
+import re
 import zipfile
 from decimal import Decimal
 from pathlib import Path
@@ -120,31 +121,35 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
     [
         ("", ["a.csv is empty"]),
         ("age,diagnosis\n", ["a.csv has columns but no rows"]),
-        ("age,Diagnosis_\n1,benign\n", ["no label column 'diagnosis'", "'age', 'Diagnosis_'", "did you mean 'Diagnosis_'?"]),
+        ("age,Diagnosis_\n1,benign\n", ["no label column 'diagnosis'; is the first line a header"]),
         ("age;diagnosis\n1;benign\n", ["separated by commas"]),
+        ("47.25,Ms Jones,98765,benign\n", ["is the first line a header"]),
         ("diagnosis\nbenign\n", ["no feature columns"]),
         ("age,age ,diagnosis\n1,2,benign\n", ["more than one column with the name of column 1"]),
         (",age,diagnosis\n0,1,benign\n", ["column 1 has no name", "index=False"]),
         ('"a\nge",diagnosis\n1,benign\n', ["line break within its header"]),
-        ("age,bp,diagnosis\n1,2,benign\n1,abc,benign\n", ["column 'bp', row 2 ", "'abc'", "a finite number"]),
-        ("age,bp,diagnosis\n1,2,benign\n\n1,1_000,benign\n", ["column 'bp', row 2 ", "'1_000'"]),
+        ("age,bp,diagnosis\n1,2,benign\n1,abc,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
+        ("age,bp,diagnosis\n1,2,benign\n\n1,1_000,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
         ("age,bp,diagnosis\n1,2,benign\n1,,benign\n", ["column 'bp', row 2 ", "missing"]),
-        ("age,bp,diagnosis\nx,2,benign\n1,NA,benign\n", ["column 'age', row 1 ", "'x'"]),
-        ("age,bp,diagnosis\n1,2,benign\n1,x,benign\n1,NA,benign\n", ["column 'bp', row 2 ", "'x'"]),
+        ("age,bp,diagnosis\nx,2,benign\n1,NA,benign\n", ["column 'age', row 1 ", "not a finite number"]),
+        ("age,bp,diagnosis\n1,2,benign\n1,x,benign\n1,NA,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
         ("age,diagnosis\nNaN,benign\n", ["column 'age', row 1 ", "missing"]),
-        ("age,diagnosis\n1,benign\n-inf,benign\n", ["column 'age', row 2 ", "'-inf'"]),
-        ("age,diagnosis\n1e300,benign\n", ["'1e+300'", "single precision"]),
+        ("age,diagnosis\n1,benign\n-inf,benign\n", ["column 'age', row 2 ", "not a finite number"]),
+        ("age,diagnosis\n1e300,benign\n", ["column 'age', row 1 ", "single precision"]),
         ("age,diagnosis\n1,benign\n2\n", ["row 2 ", "1 cells", "2 columns"]),
-        ("age,diagnosis\n1,benign\n2,Malignant\n", ["column 'diagnosis', row 2 ", "'Malignant'", "'benign', 'malignant'"]),
+        ("age,diagnosis\n1,benign\n2,Malignant\n", ["column 'diagnosis', row 2 ", "not one of the classes 'benign', 'malignant'"]),
         ("age,diagnosis\n1,\n", ["column 'diagnosis', row 1 ", "missing"]),
-        (b"age,diagnosis\n1,b\xe9nin\n", ["column 'diagnosis', row 1 ", r"b\\xe9nin"]),
+        (b"age,diagnosis\n1,b\xe9nin\n", ["column 'diagnosis', row 1 ", "not one of the classes"]),
         ("\u00e2ge,diagnosis\n1,benign\n".encode("latin1"), ["not UTF-8"]),
     ],
 )
-def test_a_bad_csv_is_refused_with_its_place(tmp_path, content, parts):
+def test_a_bad_csv_is_refused_with_its_place_and_without_its_cells(tmp_path, content, parts):
     sentence = refusal(text(tmp_path / "a.csv", content))
     for part in ["a.csv", *parts]:
         assert part in sentence
+    cells = set(re.split(r"[,;\n]", content if isinstance(content, str) else content.decode("latin1")))
+    for cell in cells - {"age", "bp", "diagnosis", *CLASSES, "1", "2", ""}:
+        assert cell not in sentence
 
 
 def test_different_columns_are_refused_with_what_is_missing_and_extra(tmp_path):
@@ -156,9 +161,9 @@ def test_different_columns_are_refused_with_what_is_missing_and_extra(tmp_path):
 @pytest.mark.parametrize(
     ("ages", "parts"),
     [
-        (["1", "x", "3"], ["'age', row 2 ", "'x'"]),
+        (["1", "x", "3"], ["'age', row 2 ", "not a finite number"]),
         ([1.0, 2.0, np.nan], ["'age', row 3 ", "missing"]),
-        (np.array(["2020-01-01"] * 3, "datetime64[s]"), ["'age', row 1 ", "2020"]),
+        (np.array(["2020-01-01"] * 3, "datetime64[s]"), ["'age', row 1 ", "not a finite number"]),
     ],
 )
 def test_a_cell_that_is_no_number_is_named_in_every_format(tmp_path, suffix, ages, parts):
@@ -168,18 +173,20 @@ def test_a_cell_that_is_no_number_is_named_in_every_format(tmp_path, suffix, age
     sentence = refusal(path if suffix == "npz" else write(path, frame))
     for part in parts:
         assert part in sentence
+    assert "'x'" not in sentence
+    assert "2020" not in sentence
 
 
 def test_undeclared_classes_are_not_read_off_the_data(tmp_path):
     sentence = refusal(write(tmp_path / "a.csv"), classes=None)
-    assert "'benign'" in sentence
+    assert "benign" not in sentence
     assert "--classes" in sentence
     assert "0 or 1" in refusal(write(tmp_path / "b.csv", pd.DataFrame({"a": [1, 2, 3], "t": [0, 1, 2]})), label="t", classes=None)
     assert "two or more different classes" in refusal(tmp_path / "a.csv", classes=["benign", "benign"])
 
 
 def test_a_regression_target_must_be_a_number(tmp_path):
-    assert "'benign'" in refusal(write(tmp_path / "a.csv"), classes=())
+    assert "column 'diagnosis', row 1 " in refusal(write(tmp_path / "a.csv"), classes=())
 
 
 def test_files_that_are_not_there_or_not_data_are_refused(tmp_path):

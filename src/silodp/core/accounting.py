@@ -38,6 +38,14 @@ class Budget:
             raise BadInput(f"epsilon is {self.epsilon:g}; it must be greater than 0")
         if not 0 < self.delta < 1:
             raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
+        if self.delta < 1e-300:
+            raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """So many digits, never less than the value: nobody may be shown less than was spent."""
+    shown = f"{value:.{digits}g}"
+    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - digits + 1):.{digits}g}"
 
 
 def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:

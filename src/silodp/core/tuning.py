@@ -19,6 +19,8 @@ import numpy as np
 from silodp.core.accounting import RENYI_ORDERS, Budget, gdp_delta, gdp_mu, renyi_conversion, root
 from silodp.core.errors import BadInput
 
+MOST = 10_000
+"""Runs on average, at most."""
 _ORDERS: tuple[float, ...] = tuple(RENYI_ORDERS.tolist())
 
 
@@ -116,7 +118,16 @@ class PoissonRepetitions:
 
 
 def repetitions_by_name(text: str) -> Repetitions:
-    """ "poisson:MEAN", "geometric:MEAN" or "tnb:ETA:GAMMA"."""
+    """ "poisson:MEAN", "geometric:MEAN" or "tnb:ETA:GAMMA", of which nobody could carry out more than `MOST` runs on average."""
+    law = _law(text)
+    if law.mean > MOST:
+        raise BadInput(f"repetitions {text!r} are {law.mean:.3g} runs on average; give a law with at most {MOST:,}")
+    if isinstance(law, TruncatedNegativeBinomial) and law.gamma * MOST < 1 - 1e-9:
+        raise BadInput(f"gamma is {law.gamma:g}, with which there may be millions of runs; give at least {1 / MOST:g}")
+    return law
+
+
+def _law(text: str) -> Repetitions:
     name, *numbers = text.split(":")
     try:
         values = [float(n) for n in numbers]
@@ -133,11 +144,11 @@ def repetitions_by_name(text: str) -> Repetitions:
 
 
 def draw(repetitions: Repetitions, uniform: float) -> int:
-    """The K that belongs to a uniform number in [0, 1): inversion of the distribution function."""
-    k, below = 0, repetitions.probability(0)
-    while below <= uniform and k < 1_000_000:
+    """The K that belongs to a uniform number in [0, 1): inversion of the distribution function, as far as its sum grows in a float."""
+    k, before, below = 0, -1.0, repetitions.probability(0)
+    while below <= uniform and (below > before or k <= repetitions.mean):
         k += 1
-        below += repetitions.probability(k)
+        before, below = below, below + repetitions.probability(k)
     return k
 
 

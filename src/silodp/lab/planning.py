@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,12 +71,22 @@ def planned(wish: Wish) -> dict:
         answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0], gaussian)
     if wish.theory and any(v is not None for v in wish.theory.values()):
         answer["theory"] = _theory(wish, budgets[0])
+    if wish.delta is None:
+        warn_of_delta({f"a silo of {n} records": n for n in wish.records})
     return answer
 
 
 def default_delta(n: int) -> float:
     """1/n^2."""
     return 1.0 / max(n, 2) ** 2
+
+
+def warn_of_delta(records: Mapping[str, int]) -> None:
+    """One sentence on stderr if 1/n^2 of one of these silos promises little: with probability delta a record may be told whole."""
+    large = [f"{silo} {default_delta(n):.3g}" for silo, n in records.items() if default_delta(n) > 1e-3]
+    if large:
+        more = f" and {len(large) - 8} more" if len(large) > 8 else ""
+        print(f"silodp: few records make a large default delta, 1/n^2: {', '.join(large[:8])}{more}; --delta sets another", file=sys.stderr)
 
 
 def noise_plan(wish: Wish, algorithm, settings: dict, budgets: list[Budget]) -> Plan:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from silodp.core.prox import by_name
 from silodp.core.task import Task
 from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
-from silodp.lab.planning import check_seed
+from silodp.lab.planning import check_seed, warn_of_delta
 from silodp.lab.runfolder import locked
-from silodp.lab.training import Request, budgets_of, load_records, read_request
+from silodp.lab.training import Request, budgets_of, by_default, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
 from silodp.server.scoring import as_rows, gaussian_for, score
@@ -49,6 +51,12 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
 def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
     spent, request = _spent(folder), read_request(folder)
+    with _writing(folder):  # before anything is asked
+        part = folder / "spent.json.part"
+        part.touch()
+        part.unlink()
+        if (folder / "evaluations.jsonl").exists():
+            open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
     if not request.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
     records, classes, _, _, _ = load_records(request)
@@ -68,11 +76,11 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     _add_up(spent, answer["silos"])
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
-    part = folder / "spent.json.part"
-    part.write_text(json.dumps(spent, indent=1) + "\n")
-    part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
-    with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(answer) + "\n")
+    with _writing(folder):
+        part.write_text(json.dumps(spent, indent=1) + "\n")
+        part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
+        with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(answer) + "\n")
     return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
 
 
@@ -86,6 +94,7 @@ def profile_data(request: Request) -> dict:
     problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, request.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
+    warn_of_delta(by_default(request, records))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
 
@@ -98,6 +107,16 @@ def _connected(
     coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E, asked)
     gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"the run folder {folder} cannot be written ({error.strerror}), and an evaluation adds its price there; make it writable"
+        ) from None
 
 
 def _spent(folder: Path) -> dict:

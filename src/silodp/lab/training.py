@@ -19,7 +19,7 @@ from silodp.core.query import DisjointBatches, FullBatch
 from silodp.core.schema import Schema
 from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
-from silodp.lab.planning import check_seed, finite
+from silodp.lab.planning import check_seed, default_delta, finite, warn_of_delta
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
 from silodp.silo.datasets import DATASETS
 from silodp.silo.files import load_silos
@@ -74,7 +74,7 @@ def run_request(request: Request, *, quiet: bool) -> dict:
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     records, classes, _, held_out, scale = load_records(request)
     budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
-    mark = mark_of(records) if request.held_out else None
+    defaults, mark = by_default(request, records), mark_of(records) if request.held_out else None
     if request.held_out:
         records, _ = split_records(records, request.held_out)
     order = Order(
@@ -88,6 +88,7 @@ def run_request(request: Request, *, quiet: bool) -> dict:
         task = bar.add_task("rounds", total=total)
 
         def progress(iterates: Iterator[Tensor]) -> Iterator[Tensor]:
+            warn_of_delta(defaults)  # only now: a mistake gets its own sentence and no other
             for w in iterates:
                 bar.advance(task)
                 yield w
@@ -163,9 +164,15 @@ def budgets_of(request: Request, records: Records, *, gaussian: bool) -> list[Bu
         if epsilon[name] is None:
             raise BadInput(f"silo {name} has no epsilon; give --epsilon NUMBER for all silos or --epsilon {name}=NUMBER")
         finite(epsilon[name])
-        budget = Budget(epsilon[name], 1.0 / max(n, 2) ** 2 if delta[name] is None else delta[name])
+        budget = Budget(epsilon[name], default_delta(n) if delta[name] is None else delta[name])
         budgets.append(record_budget_for_user(budget, n, gaussian=gaussian) if request.user_level else budget)
     return budgets
+
+
+def by_default(request: Request, records: Records) -> dict[str, int]:
+    """Silos that get the default delta, with their numbers of records."""
+    delta = _by_silo("delta", request.delta, records.names)
+    return {name: n for name, n in zip(records.names, records.counts, strict=True) if delta[name] is None}
 
 
 def _by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict:

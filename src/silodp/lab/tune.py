@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from silodp.core.query import Gaussian, Moments, Query
 from silodp.core.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
-from silodp.lab.planning import default_delta, finite
+from silodp.lab.planning import default_delta, finite, warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
 from silodp.server.federation import Everyone, Federation, Port
@@ -131,9 +132,11 @@ def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = N
         raise BadInput("give one of --data NAME, --public FILE for each silo, or --records with --features for synthetic data")
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
+    total = len(search.arms()) * search.trials
+    if not (folder / "config.json").exists():
+        _free_problem(search, search.split(0, data_dir))  # what is wrong is said before the folder holds it
     open_folder(folder, search)
     store = Store(folder)
-    total = len(search.arms()) * search.trials
     work = pending(store, search)
     for arm, trial, rows in spread(_free_unit, [(search, arm, trial, data_dir) for arm, trial in work]):
         store.add(arm.key, trial, rows)
@@ -149,8 +152,11 @@ def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = N
 
 def _free_unit(search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None) -> tuple[Arm, int, list[dict]]:
     split = search.split(trial, data_dir)
-    problem = Problem(*model_by_name(search.model, math.prod(split.train.x.shape[2:]), split.classes))
-    return arm, trial, list(run_arm(arm, problem, split, trial, (search.epsilon,)))
+    return arm, trial, list(run_arm(arm, _free_problem(search, split), split, trial, (search.epsilon,)))
+
+
+def _free_problem(search: FreeSearch, split: Split) -> Problem:
+    return Problem(*model_by_name(search.model, math.prod(split.train.x.shape[2:]), split.classes))
 
 
 def _free_row(rows: Sequence[dict[str, str]]) -> dict:
@@ -266,7 +272,18 @@ def search_charged(
     if search.classes < 2:
         raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
     central, wanted = search.trust == "central", replace(search, counts=records.counts)
+    if central:
+        flat = records.mask.flatten()
+        x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
+        records = Records.of([(x, y)], ["pool"])
+    else:
+        records = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    problem = Problem(*model_by_name(search.model, records.x.shape[2], search.classes))
+    tried = candidates_of(search.ranges, search.candidates, search.coin)
+    desk = _Desk(search, problem, records, score or ErrorShare(), tried, repetitions)
     hidden = hidden_of(folder, central=central)
+    if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise BadInput(f"{folder} is not a folder that can be written; choose another --out")  # a curator's is opened at the end alone
     if central and not (folder / "config.json").exists():
         refuse_runs(folder)
         open_folder(hidden, wanted)
@@ -276,16 +293,10 @@ def search_charged(
         clean_up(folder, hidden, central=central)  # it may have been killed before it did
         return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
     open_hidden(hidden)
-    if central:
-        flat = records.mask.flatten()
-        x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
-        records = Records.of([(x, y)], ["pool"])
-    else:
-        records = Records(records.x.flatten(2), records.y, records.counts, records.names)
-    problem = Problem(*model_by_name(search.model, records.x.shape[2], search.classes))
-    desk = _Desk(search, problem, records, score or ErrorShare(), seed_of(hidden, seed, records), hidden)
-    tried = candidates_of(search.ranges, search.candidates, search.coin)
-    answer = desk.compose(tried, tick) if repetitions is None else desk.select(tried, repetitions, tick)
+    desk.hidden, desk.seed = hidden, seed_of(hidden, seed, records)
+    if search.delta is None:
+        warn_of_delta(dict(zip(records.names, records.counts, strict=True)))
+    answer = desk.compose(tick) if repetitions is None else desk.select(repetitions, tick)
     best = answer.pop("file")
     if central:
         renew(folder)
@@ -303,15 +314,32 @@ def search_charged(
 
 
 class _Desk:
-    """Carries candidates out, one gate and one ledger for all that one audience sees."""
+    """Carries candidates out, one gate and one ledger for all that one audience sees.
 
-    def __init__(self, search: ChargedSearch, problem: Problem, records: Records, score: Score, seed: int, hidden: Path) -> None:
-        self.search, self.problem, self.records, self.score, self.seed, self.hidden = search, problem, records, score, seed, hidden
+    All that can be refused is planned at once: what is wrong must be said before anything is written that the right command would find.
+    """
+
+    hidden: Path
+    seed: int
+
+    def __init__(
+        self, search: ChargedSearch, problem: Problem, records: Records, score: Score, tried: Sequence[Candidate],
+        repetitions: Repetitions | None,
+    ) -> None:  # fmt: skip
+        self.search, self.problem, self.records, self.score, self.tried = search, problem, records, score, tried
         self.budgets = [Budget(search.epsilon, search.delta if search.delta is not None else default_delta(n)) for n in records.counts]
+        if repetitions is None:
+            self.plan = self._plan(tried, self.budgets, scaling=search.scale)
+            return
+        (budget,) = self.budgets
+        self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
+        self.mu = selected_mu(repetitions, budget, beside=self.beside)
+        self.once = self._budget(math.sqrt(self.beside), budget.delta) if self.beside else None
+        self.each = self._budget(self.mu, budget.delta)
 
-    def compose(self, tried: Sequence[Candidate], tick: Tick) -> dict:
+    def compose(self, tick: Tick) -> dict:
         """Every candidate within one budget, on one ledger: the server sees them all."""
-        plan = self._plan(tried, self.budgets, scaling=self.search.scale)
+        plan, tried = self.plan, self.tried
         ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
         records, scaling = self._scaled(plan, ledger) if self.search.scale else (self.records, {})
         scores = []
@@ -335,23 +363,19 @@ class _Desk:
             "run_mu": [gdp_mu(b) * math.sqrt((1 - SCALING_SHARE * self.search.scale) / len(tried)) for b in self.budgets],
         }  # fmt: skip
 
-    def select(self, tried: Sequence[Candidate], repetitions: Repetitions, tick: Tick) -> dict:
+    def select(self, repetitions: Repetitions, tick: Tick) -> dict:
         """The best of a secret random number of runs, each of a candidate drawn at random; nothing else leaves."""
-        (budget,) = self.budgets
-        beside = SCALING_SHARE * gdp_mu(budget) ** 2 if self.search.scale else 0.0
-        mu = selected_mu(repetitions, budget, beside=beside)
-        once = self._budget(math.sqrt(beside), budget.delta) if beside else None
+        (budget,), tried, mu = self.budgets, self.tried, self.mu
         records, scaling = self.records, {}
-        if once:
-            plan = self._plan([], [once], scaling=True)
-            records, scaling = self._scaled(plan, MemoryLedger(plan.rule, [[once]], self.records.counts))
-        each = self._budget(mu, budget.delta)
+        if self.once:
+            plan = self._plan([], [self.once], scaling=True)
+            records, scaling = self._scaled(plan, MemoryLedger(plan.rule, [[self.once]], self.records.counts))
         coins = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x7E,)))
         runs = draw(repetitions, float(coins.random()))
         best, file = None, None
         for k in range(runs):
             index = int(coins.integers(len(tried)))
-            plan = self._plan([tried[index]], [each], scaling=False)
+            plan = self._plan([tried[index]], [self.each], scaling=False)
             path = self.hidden / f"{k:03d}-{index}.safetensors"
             if not path.exists():
                 ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
@@ -360,7 +384,7 @@ class _Desk:
             if best is None or value < best[0]:
                 best, file = (value, index), path
             tick(k + 1, runs)
-        spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=beside)
+        spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=self.beside)
         chosen = tried[best[1]].as_dict() | {"score": best[0]} if best else tried[0].as_dict() | {"score": None}
         return {
             "free": False, "trust": "central", "candidates": [c.as_dict() for c in tried], "chosen": chosen, "file": file, "run_mu": [mu],

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from silodp.core.accounting import rounded_up
 from silodp.core.errors import BadInput
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
@@ -111,7 +112,7 @@ class Runs:
 
 def _row(name: str, run: runs.Run) -> tuple[object, ...]:
     box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
-    spent = f"{max(s.spent for s in run.silos):.3g} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
+    spent = f"{rounded_up(max(s.spent for s in run.silos))} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
     what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
     return join([link, what]), join([_state(run), done]), spent, box
@@ -137,7 +138,7 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
         error = run.summary.get("test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None))
         rows.append((
             tag("a", name, href=f"/run/{quote(name)}"), run.algorithm, _state(run), f"{run.done} of {run.total}",
-            f"{max((s.spent for s in run.silos), default=0):.4g}" if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
+            rounded_up(max(s.spent for s in run.silos), 4) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
             f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
         ))  # fmt: skip
     columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from statistics import NormalDist, median
 from typing import Any
 
-from silodp.core.accounting import Budget, gdp_mu
+from silodp.core.accounting import Budget, gdp_mu, rounded_up
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, document, facts, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, readable
@@ -63,7 +64,7 @@ def lead(run: Run) -> str:
         n = sum(s["records"] for s in run.about.get("silos", ()))
         data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
-    most, delta = (_rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
+    most, delta = (rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
     done = f"{run.done} of {run.total} rounds"
     covered = "in training and its evaluations" if run.kind == "train" else "in this training run"
     beside = (
@@ -84,13 +85,13 @@ def figures(run: Run) -> Markup:
             pairs.append((f"lowest private test error ({curve_name(best['curve'])}, ε = {best['epsilon']:g})", f"{best['test_error']:.1%}"))
     else:
         shares = [share for _, share in run.noise_shares]
-        worst = max(run.silos, key=lambda s: s.used, default=None)
+        most = max(run.silos, key=lambda s: s.spent, default=None)
         pairs = [
             ("rounds", f"{run.done} of {run.total}"),
             ("releases", f"{sum(len(r['answered']) for r in run.rounds) or run.summary.get('releases', 0)}"),
         ]
-        if worst:
-            pairs.append((f"ε spent, of {worst.epsilon:g}", f"{worst.spent:.4g}"))
+        if most:
+            pairs.append((f"ε spent, of {most.epsilon:g}", rounded_up(most.spent, 4)))
         if shares:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
         if "test_error" in run.summary:
@@ -203,9 +204,9 @@ def errors(run: Run) -> Markup:
         spent = (
             "no bound"
             if not r["spent_epsilon"]
-            else tag("b", f"{r['spent_epsilon']:.3f}", class_="alarm")
+            else tag("b", rounded_up(r["spent_epsilon"], 4), class_="alarm")
             if more
-            else f"{r['spent_epsilon']:.3f}"
+            else rounded_up(r["spent_epsilon"], 4)
         )
         settings = ", ".join(f"{k} {v:g}" for k, v in r["settings"].items())
         rows.append(
@@ -272,8 +273,8 @@ def budgets(run: Run) -> Markup:
     for s in run.silos:
         ledger = f" Ledger: {s.ledger['count']} entries." if s.ledger else ""
         dropped = "".join(f"; {code} {times}" for code, times in s.dropped.items())
-        more = f" at δ {s.spent_delta:.3g}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
-        said = f"ε {s.spent:.4g}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
+        more = f" at δ {rounded_up(s.spent_delta)}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
+        said = f"ε {rounded_up(s.spent, 4)}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
         bars.append(tag("figure", tag("figcaption", tag("b", s.name), tag("span", said)), spent_bar(s.name, s.charges, s.used, kinds)))
     rows = [
         (q + 1, kind, *(f"{dict((c[0], c[2]) for c in s.charges).get(q, 0.0):.3%}" for s in run.silos))
@@ -299,40 +300,75 @@ def misses(mu: float, alarms: float) -> float:
     return normal.cdf(normal.inv_cdf(1 - alarms) - mu)
 
 
-def _curve_of(mu: float) -> list[tuple[float, float]]:
-    inner = [i / 100 for i in range(1, 100)]
-    ends = [1e-6, 1e-4, 1e-3, 4e-3]
-    return [(0.0, 1.0), *((a, misses(mu, a)) for a in (*ends, *inner, *(1 - e for e in reversed(ends)))), (1.0, 0.0)]
+def floor(epsilon: float, delta: float, alarms: float) -> float:
+    """The least type II error of any test at this type I error, if nothing but (epsilon, delta) is known of the releases."""
+    steep = math.exp(min(epsilon, 700.0))
+    return max(0.0, 1 - delta - steep * alarms, math.exp(-epsilon) * (1 - delta - alarms))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an attacker on some silos is up against: (epsilon, delta), and a whole Gaussian curve where releases are Gaussian."""
+
+    name: str
+    epsilon: float
+    delta: float
+    gaussian: bool
+
+    @property
+    def mu(self) -> float:
+        return gdp_mu(Budget(self.epsilon, self.delta))
+
+    @property
+    def said(self) -> str:
+        return f"μ = {rounded_up(self.mu, 4)}" if self.gaussian else f"ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)}"
+
+    def misses(self, alarms: float) -> float:
+        return misses(self.mu, alarms) if self.gaussian else floor(self.epsilon, self.delta, alarms)
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Points to join by lines; of (epsilon, delta) alone these are the corners, so that no line is above what follows from it."""
+        if not self.gaussian:
+            corner = (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
+            return [(0.0, 1 - self.delta), (corner, corner), (1 - self.delta, 0.0), (1.0, 0.0)]
+        inner, ends = [i / 100 for i in range(1, 100)], [1e-6, 1e-4, 1e-3, 4e-3]
+        return [(0.0, 1.0), *((a, self.misses(a)) for a in (*ends, *inner, *(1 - e for e in reversed(ends)))), (1.0, 0.0)]
 
 
 def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
-    claims = _claims(run)
+    claims = claims_of(run)
     if not claims:
         return section("trade-off", "What an attacker can tell", tag("p", "Nothing has been spent yet."))
-    lines = [Series(name, _curve_of(mu), i % 7) for i, (name, mu) in enumerate(claims)]
+    lines = [Series(claim.name, claim.curve(), i % 7) for i, claim in enumerate(claims)]
     lines.append(Series("guessing blindly", [(0.0, 1.0), (1.0, 0.0)], 7, "dot"))
     said = "An attacker with everything that left a silo asks whether one record was replaced. No test of it comes below its curve."
+    if not all(claim.gaussian for claim in claims):
+        said += (
+            " Where releases are not all Gaussian on full or disjoint batches, the curve is what ε and δ alone imply: "
+            "at a false alarms at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a)) misses."
+        )
     drawn = chart("Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, square=True)
-    rows = [(name, f"{mu:.4g}", f"{misses(mu, 0.05):.1%}", f"{misses(mu, 0.5):.1%}") for name, mu in claims]
-    table_ = table("The same in numbers", ("spend", "μ", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
-    rule = "" if run.rule == "gdp" else f" Under the {run.rule} rule the curve is the Gaussian one with the same epsilon and delta."
-    said = tag("p", rule, class_="small soft") if rule else ""
-    return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), said, _audited(run, audit))
+    rows = [(c.name, c.said, *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5))) for c in claims]
+    table_ = table("The same in numbers", ("spend", "known of it", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
+    return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), _audited(run, audit))
 
 
-def _claims(run: Run) -> list[tuple[str, float]]:
+def claims_of(run: Run) -> list[Claim]:
+    """One claim for silos that differ little, at the most that any of them has spent."""
     if run.kind == "compare":
         n = min((s["records"] for s in run.about.get("silos", ())), default=0)
-        return [(f"ε = {e:g}", gdp_mu(Budget(e, 1 / n**2))) for e in run.about.get("epsilons", ())] if n > 1 else []
-    groups: dict[str, list[Silo]] = {}
+        return [Claim(f"ε = {e:g}", e, 1 / n**2, run.gaussian) for e in run.about.get("epsilons", ())] if n > 1 else []
+    groups: dict[str, list[Claim]] = {}
     for s in run.silos:
-        if s.mu > 0:
-            groups.setdefault(f"{s.mu:.2g}", []).append(s)
-    named = [
-        (", ".join(s.name for s in mine[:3]) + (f" and {len(mine) - 3} more" if len(mine) > 3 else ""), max(s.mu for s in mine))
-        for mine in groups.values()
-    ]
-    return sorted(named, key=lambda pair: pair[1])
+        if s.spent > 0:
+            claim = Claim(s.name, s.spent, s.spent_delta, s.gaussian)
+            groups.setdefault(f"{claim.mu:.2g}" if s.gaussian else f"{s.spent:.2g} {s.spent_delta:.2g}", []).append(claim)
+    found = []
+    for mine in groups.values():
+        name = ", ".join(c.name for c in mine[:3]) + (f" and {len(mine) - 3} more" if len(mine) > 3 else "")
+        worst = max(mine, key=lambda c: c.mu if c.gaussian else c.epsilon)
+        found.append(replace(worst, name=name, delta=worst.delta if worst.gaussian else max(c.delta for c in mine)))
+    return sorted(found, key=lambda c: c.misses(0.05), reverse=True)
 
 
 def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
@@ -381,12 +417,6 @@ def signature(run: Run, when: str) -> Markup:
 
 def _folded(name: str, summary: str, *content: object) -> Markup:
     return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
-
-
-def _rounded_up(value: float) -> str:
-    """Three digits, never less than the value: a page that is signed must not claim less than was spent."""
-    shown = f"{value:.3g}"
-    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - 2):.3g}"
 
 
 def _some(silos: Sequence[Any]) -> str:

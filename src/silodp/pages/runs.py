@@ -45,10 +45,8 @@ class Silo:
     spent_delta: float = 0.0
     """The delta at which `spent` holds: the budget's own, and more where evaluations under another rule came on top."""
 
-    @property
-    def mu(self) -> float:
-        """Of the Gaussian trade-off curve that the spend amounts to: exact under the gdp rule, else the one with this epsilon and delta."""
-        return gdp_mu(Budget(self.spent, self.spent_delta)) if self.spent > 0 else 0.0
+    gaussian: bool = False
+    """Whether the spend is that of Gaussian releases alone, so that a whole trade-off curve follows from `spent` and `spent_delta`."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,12 @@ class Run:
     @property
     def rule(self) -> str:
         return str(self.about.get("rule", "gdp"))
+
+    @property
+    def gaussian(self) -> bool:
+        """Of a comparison: whether each of its curves is made of Gaussian releases on full or disjoint batches."""
+        whole = str(self.about.get("sampling", "full")).split(":")[0] in ("full", "disjoint")
+        return whole and not any(str(m).endswith(("-shuffle", "-central")) for m in self.about.get("methods", ()))
 
     @property
     def noise_shares(self) -> list[tuple[int, float]]:
@@ -175,13 +179,13 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         finished = summary["ended"] == "finished"
         state, said = ("finished", "It came to its end.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
-    silos = []
+    silos, rule = [], "totals" if order.get("trust") == "shuffle" else "gdp"
     for card in cards:
         budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, rounds, "gdp", {"spent_epsilon": end.get("spent_epsilon_at_most")}, end.get("ledger")))
+        silos.append(_silo(budget, rounds, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")}, end.get("ledger")))
     about = {
-        **order, "run": found["run"], "rule": "gdp", "model": cards[0]["model"], "prox": cards[0]["prox"],
+        **order, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"],
     }  # fmt: skip
@@ -228,7 +232,10 @@ def _silo(
         charges.append((max((r["question"] for r in rounds), default=-1) + 1, "evaluations", share))
         spent, spent_delta, before = in_all["epsilon"], float(in_all["delta"]), before + share
     answered = sum(name in r["answered"] for r in rounds)
-    return Silo(name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, spent_delta)
+    gaussian = rule == "gdp" and spent_delta == delta
+    return Silo(
+        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, spent_delta, gaussian
+    )  # fmt: skip
 
 
 def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from silodp.core.task import Task
 from silodp.listening import Log, Server, exposed, sole, tell_systemd
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
-from silodp.silo.files import BadRow, load_silos
+from silodp.silo.files import load_silos
 from silodp.silo.pause import Pause
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
@@ -70,10 +69,8 @@ def read_records(place: Place, schema: Schema | None) -> Held:
             table = read_table(Path(place.data), schema)
             return Held(table.x, table.y, schema.features, table.raw, table.missing)
         loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
-    except BadRow as error:
-        raise BadInput(f"{error.place}: {error.plainly}") from None
     except BadInput as error:
-        raise BadInput(str(error).rstrip(".") if schema else _without_values(str(error), place)) from None
+        raise BadInput(str(error).rstrip(".")) from None
     except Exception:
         raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
     x, y = loaded.records_raw[0]
@@ -88,14 +85,6 @@ def _number(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _without_values(sentence: str, place: Place) -> str:
-    """These sentences quote columns, and cells of a file without a header look like columns; daemons' sentences end up in journals."""
-    quoting = re.compile(r"among its columns|column only|more than one column|line break within|array '|has the label column")
-    if quoting.search(sentence):
-        return f"{place.data} needs a header of different names, the label column {place.label!r} and at least one feature among them"
-    return sentence.rstrip(".")
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:

@@ -1,11 +1,10 @@
-"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one with the cell that is wrong.
+"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one with the place of the cell that is wrong.
 
-The sentences quote file contents: they are for the silo's operator, in a local command, and must never travel.
+No sentence holds a cell, nor the first line of a file that may have no header: sentences end up in journals, notebooks and screenshots.
 """
 
 import contextlib
 import csv
-import difflib
 import zipfile
 import zlib
 from collections import Counter
@@ -21,15 +20,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
-
-
-class BadRow(BadInput):
-    """A refusal that may quote a cell; `place` says where it is, and `plainly` what is wrong without a word of it."""
-
-    def __init__(self, place: str, sentence: str, plainly: str) -> None:
-        super().__init__(f"{place}: {sentence}.")
-        self.place, self.plainly = place, plainly
-
 
 T = TypeVar("T")
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
@@ -176,8 +166,8 @@ def _csv_as_text(path: Path, header: Sequence[str], label: str | None) -> pa.Tab
     table = pacsv.read_csv(path, pacsv.ReadOptions(use_threads=False), options, types)  # one thread, or rows have no number
     if ragged:
         row = ragged[0]
-        sentence = f"there are {row.actual_columns} cells, but the header names {row.expected_columns} columns"
-        raise BadRow(f"{path}, {where(row.number - 2)}", sentence, "it has another number of cells than the header")
+        what = f"there are {row.actual_columns} cells, but the header names {row.expected_columns} columns"
+        raise BadInput(f"{path}, {where(row.number - 2)}: {what}.")
     for i, name in enumerate(header if label is not None else ()):
         with contextlib.suppress(pa.ArrowInvalid):  # only the columns with a bad cell stay text, and only they are searched cell by cell
             if name.strip() != label:
@@ -245,18 +235,15 @@ def _check_names(path: Path, names: list[str]) -> None:
     if "" in names:
         raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
     if twice := _repeated(names):
-        raise BadInput(f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once.")
+        raise BadInput(
+            f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once in the header."
+        )
 
 
 def _check_columns(path: Path, names: list[str], label: str) -> None:
     _check_names(path, names)
     if label not in names:
-        if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-            raise BadInput(f"{path} has one column only, {names[0]!r}; cells must be separated by commas.")
-        lower = {name.lower(): name for name in names}
-        close = difflib.get_close_matches(label.lower(), list(lower), n=1)
-        hint = f"; did you mean {lower[close[0]]!r}?" if close else "."
-        raise BadInput(f"{path} has no label column {label!r} among its columns {listed(names, 40)}{hint}")
+        raise BadInput(f"{path} has no label column {label!r}; is the first line a header of names, with cells separated by commas?")
     if len(names) == 1:
         raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
 
@@ -303,10 +290,8 @@ def _class(value: Any, index: dict[str, int]) -> int:
 
 
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
-    text = as_text(values[row])
-    what = "the value is missing" if text.strip().lower() in MISSING else f"the value is {text[:60]!r}"
-    plainly = "the value is missing or is not what it must be"
-    raise BadRow(f"{path}, column {column!r}, {where(row)}", f"{what}, but must be {wanted}", plainly)
+    what = "missing, but must be" if as_text(values[row]).strip().lower() in MISSING else "not"
+    raise BadInput(f"{path}, column {column!r}, {where(row)}: the value is {what} {wanted}.")
 
 
 def where(row: int) -> str:

@@ -64,14 +64,14 @@ class Door:
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[Note], None] = lambda note: None,
-        known_by: tuple[np.ndarray, np.ndarray] | None = None,
+        known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
         name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
-        `known_by` are the features and labels that the ledger recognises the records by, where those are not the records' own: what a
-        file holds stays the same under another schema.
+        `known_by` are the features and labels that the ledger recognises the records by, and an exact digest of them all, where those are
+        not the records' own: what a file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")

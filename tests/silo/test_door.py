@@ -86,9 +86,9 @@ def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, 
     return Door(policy, PROBLEM, records, ledger, held_out=held_out, clock=clock, **keys), ledger
 
 
-def asked(query_id: str, statistic=None, *, clip=1.0, noise=20.0, key=SERVER, run="run-1", model=None, **sampling) -> bytes:
+def asked(query_id: str, statistic=None, *, clip=1.0, noise=20.0, key=SERVER, run="run-1", model=None, of=POLICY.silo, **sampling) -> bytes:
     query = Query(Grad(W) if statistic is None else statistic, Gaussian("anchor", clip, noise, **sampling))
-    return encode_query(Envelope(run, query_id, model or POLICY.definition, query), key)
+    return encode_query(Envelope(of, run, query_id, model or POLICY.definition, query), key)
 
 
 def reply(door: Door, frame: bytes) -> Answer | Refusal:
@@ -214,6 +214,7 @@ def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
     [
         (asked("q", key=STRANGER), "asker"),
         (asked("q", model="0" * 64), "model"),
+        (asked("q", of="hospital-b"), "silo"),
         (asked("q", Grad(torch.zeros(1, D + 1))), "shape"),
         (asked("q", Grad(torch.full((1, D), torch.nan))), "not-finite"),
         (asked("q", clip=11.0), "clip"),

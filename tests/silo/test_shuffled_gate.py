@@ -68,9 +68,9 @@ def silo(folder, *, shuffling=SHUFFLING, rule=None, data=None) -> tuple[Door, Du
     return door, ledger
 
 
-def asked(query_id: str, statistic=None, *, clip=1.0, round="0", **changes) -> tuple[Envelope, bytes]:
+def asked(query_id: str, statistic=None, *, clip=1.0, round="0", of=POLICY.silo, **changes) -> tuple[Envelope, bytes]:
     mechanism = Shuffled("anchor", clip, **COINS | changes)
-    envelope = Envelope("run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
+    envelope = Envelope(of, "run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
     return envelope, encode_query(envelope, SERVER)
 
 
@@ -83,6 +83,13 @@ def reply(door: Door, frame: bytes) -> Sealed | Refusal:
 def code(door: Door, frame: bytes) -> str:
     got = reply(door, frame)
     return got.code if isinstance(got, Refusal) else "answered"
+
+
+def test_a_question_that_was_signed_for_another_silo_does_not_use_up_the_round(tmp_path):
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q-of-another", of="another-silo")[1]) == "silo"
+    assert ledger.head()[0] == 0
+    assert code(door, asked("q-of-its-own")[1]) == "answered"
 
 
 def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition(tmp_path):
@@ -116,7 +123,7 @@ def test_no_count_is_in_the_reply_or_in_the_ledger(tmp_path):
 
 
 def test_silos_asked_the_same_have_one_round_and_any_other_question_has_another():
-    one, other = asked("q1")[0], asked("q2")[0]
+    one, other = asked("q1")[0], asked("q2", of="another-silo")[0]
     assert one.shuffle_round == other.shuffle_round
     different = [
         asked("q1", round="1")[0], asked("q1", clip=2.0)[0], asked("q1", Grad(W + 1e-6))[0], asked("q1", noise_bits=499)[0],
@@ -156,7 +163,9 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
     assert code(door, asked("q1")[1]) == "answered"
     alone = ledger.local()
     for i in range(3):
-        frame = encode_query(Envelope("run-1", f"g{i}", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 8.0))), SERVER)
+        frame = encode_query(
+            Envelope(POLICY.silo, "run-1", f"g{i}", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 8.0))), SERVER
+        )
         assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal)
     assert ledger.local() > 1.05 * alone
     strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * alone))
@@ -254,7 +263,7 @@ def test_a_silo_without_a_shuffler_or_with_another_rule_answers_nothing(tmp_path
 
 def test_a_gaussian_question_is_priced_in_the_same_budget(tmp_path):
     door, ledger = silo(tmp_path)
-    frame = encode_query(Envelope("run-1", "g", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 40.0))), SERVER)
+    frame = encode_query(Envelope(POLICY.silo, "run-1", "g", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 40.0))), SERVER)
     assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal | Sealed)
     before = ledger.used()
     assert code(door, asked("q1")[1]) == "answered"

@@ -80,7 +80,7 @@ class Door:
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy()
+        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
         _, self._held = ledger.hold(*(known_by or own), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock

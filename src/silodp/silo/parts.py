@@ -154,7 +154,7 @@ def exactly(columns: Iterable[np.ndarray]) -> bytes:
     found = hashlib.sha256()
     for column in columns:
         plain = column.dtype.kind in "biufSUMm"
-        content = np.ascontiguousarray(column).reshape(-1).view(np.uint8) if plain else "\n".join(map(repr, column.tolist())).encode()
+        content = np.ascontiguousarray(column).reshape(-1).view(np.uint8).data if plain else "\n".join(map(repr, column.tolist())).encode()
         found.update(f"{column.dtype.str} {column.shape} {len(content)}\n".encode())
         found.update(content)
     return found.digest()

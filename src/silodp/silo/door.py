@@ -135,7 +135,7 @@ class Door:
             return slip.answer
         self._exact.check(query)
         paid = self._charges.known(envelope.query_id)  # but not answered, as when the process died in between
-        if shuffled and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
+        if self._shuffling and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
             raise Refused("local")
         if not paid:
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
@@ -152,11 +152,11 @@ class Door:
         return stored
 
     def _local(self, query: Query | None) -> float:
-        """What the silo's own noise leaves to the shuffler, once this query is charged too."""
+        """What the silo's own noise leaves to the shuffler, with the server or alone, once this query is charged too."""
         with _closed():
             if query is None:
                 return self._ledger.local()
-            return self._ledger.local_after(query.event(), int(query.mechanism.sampling.batch(self._n)))
+            return self._ledger.local_after(query.event())
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""

@@ -224,12 +224,13 @@ class DurableLedger:
         return float(tally.rule.epsilon(tally.buckets, np.asarray(tally.settings.budget.delta)))
 
     def local(self) -> float:
-        """Epsilon of all shuffled totals so far against whoever sees the silo's own counts, such as the shuffler, at the budget's delta."""
+        """Epsilon of all answers so far against whoever sees the silo's own counts too, such as the shuffler, at the budget's delta."""
         return self._file.snapshot().local_epsilon()
 
-    def local_after(self, event: Shared, own: int) -> float:
+    def local_after(self, event: Event | Shared) -> float:
         """The same once this is answered too."""
-        return self._file.snapshot().local_epsilon(event_data(event) | {"own": own})
+        tally = self._file.snapshot()
+        return tally.local_epsilon(tally.noted(event_data(event)))
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""

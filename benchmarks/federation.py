@@ -119,7 +119,7 @@ def _query(dim: int) -> Query:
 
 
 def _envelope(dim: int, query_id: str, model: str = "0" * 64) -> Envelope:
-    return Envelope("run", query_id, model, _query(dim))
+    return Envelope("silo-0", "run", query_id, model, _query(dim))
 
 
 def server_seconds(dim: int, silos: int, rounds: int) -> float:

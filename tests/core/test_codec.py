@@ -64,7 +64,7 @@ QUERIES = [Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b)) for i, s in enumerate
 
 
 def envelope(query=QUERIES[0], **changes) -> Envelope:
-    return Envelope(**{"run": "run.1", "query_id": "q-1", "model": MODEL, "query": query} | changes)
+    return Envelope(**{"silo": "silo-a", "run": "run.1", "query_id": "q-1", "model": MODEL, "query": query} | changes)
 
 
 def same(a: object, b: object) -> bool:
@@ -118,6 +118,7 @@ def test_a_reply_comes_back_bit_for_bit_signed_or_not(key):
     [
         ({"run": "a b"}, "name"),
         ({"run": ""}, "name"),
+        ({"silo": ""}, "name"),
         ({"query_id": "x" * 65}, "name"),
         ({"query_id": "é"}, "name"),
         ({"query_id": "a\n"}, "name"),
@@ -181,6 +182,7 @@ CHANGES = {
     "unknown metadata": lambda h, f: h["__metadata__"].update(seed="1"),
     "unknown field of the mechanism": lambda h, f: f["mechanism"].update(noise=0),
     "missing field": lambda h, f: f.pop("run"),
+    "no silo": lambda h, f: f.pop("silo"),
     "unknown statistic": lambda h, f: f["statistic"].update(name="Loss"),
     "a sampling as statistic": lambda h, f: f["statistic"].update(name="FullBatch"),
     "unknown tensor": lambda h, f: h.update(x={"dtype": "F64", "shape": [1, 0], "data_offsets": [32, 32]}),

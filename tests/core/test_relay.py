@@ -60,11 +60,12 @@ def test_only_the_shufflers_signature_makes_an_outcome_and_no_frame_is_another_k
     for outcome in (TOTAL, Declined("rate")):
         assert code(decode_outcome, encode_outcome(outcome, OTHER), shuffler_key=NAME) == "signature"
     body = encode_request(ASKED, KEY)[frames.OVERHEAD :]
-    assert code(decode_request, frames.seal(REQUEST, 1, body, None)) == "signature"
-    assert code(decode_request, frames.seal(OUTCOME, 1, body, KEY)) == "malformed"
-    assert code(decode_request, frames.seal(REQUEST, 2, body, KEY)) == "version"
+    assert code(decode_request, frames.seal(REQUEST, frames.VERSION, body, None)) == "signature"
+    assert code(decode_request, frames.seal(OUTCOME, frames.VERSION, body, KEY)) == "malformed"
+    assert code(decode_request, frames.seal(REQUEST, frames.VERSION + 1, body, KEY)) == "version"
     assert (
-        code(decode_outcome, frames.seal(OUTCOME, 1, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None), shuffler_key=NAME) == "signature"
+        code(decode_outcome, frames.seal(OUTCOME, frames.VERSION, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None), shuffler_key=NAME)
+        == "signature"
     )
     with pytest.raises(Refused, match="size"):
         decode_request(encode_request(ASKED, KEY), limit=request_length(3, 2) - 1)
@@ -106,7 +107,7 @@ def test_a_signed_body_is_read_in_one_spelling_or_not_at_all():
                     bad += generator.randbytes(generator.randint(1, 60))
                 else:
                     bad[i:i] = bad[:i]
-            sent = frames.seal(magic, 1, bytes(bad), KEY)
+            sent = frames.seal(magic, frames.VERSION, bytes(bad), KEY)
             with contextlib.suppress(Refused):
                 assert encode(decode(sent, limit=LIMIT, **options), KEY) == sent
                 read += 1
@@ -118,7 +119,7 @@ def test_junk_is_refused_with_a_code(seed):
     generator = random.Random(seed)
     for _ in range(500):
         junk = generator.randbytes(generator.randint(0, 300))
-        for start in (b"", REQUEST, REQUEST + b"\1", OUTCOME + b"\1"):
+        for start in (b"", REQUEST, *(magic + bytes([frames.VERSION]) for magic in (REQUEST, OUTCOME))):
             assert code(decode_request, start + junk) in ("malformed", "version", "signature")
             assert code(decode_outcome, start + junk, shuffler_key=NAME) in ("malformed", "version", "signature")
 

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import ASKER, PATIENCE, Gate, Gates, three_gates, wbcd, write_csv
 from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _body, _seal, _split, decode_reply, encode_query, encode_reply
+from silodp.core.frames import VERSION
 from silodp.core.query import (
     DisjointBatches,
     FullBatch,
@@ -65,10 +66,12 @@ LIMITS = {
 }
 
 
-def asked(card: Card, query_id: str, statistic=None, *, clip=1.0, noise=30.0, run="run", model=None, key=ASKER, sampling=None) -> bytes:
+def asked(
+    card: Card, query_id: str, statistic=None, *, clip=1.0, noise=30.0, run="run", model=None, key=ASKER, sampling=None, of=""
+) -> bytes:
     statistic = Grad(torch.zeros(1, card.parameters)) if statistic is None else statistic
     query = Query(statistic, Gaussian("anchor", clip, noise, sampling or FullBatch()))
-    return encode_query(Envelope(run, query_id, model or card.definition, query), key)
+    return encode_query(Envelope(of or card.name, run, query_id, model or card.definition, query), key)
 
 
 def opened(card: Card, raw: bytes) -> Answer | Refusal:
@@ -128,7 +131,7 @@ def spelt(frame: bytes, field: str, value: object, inside: str = "") -> bytes:
     """The question with another word in a field, which no encoder of ours would write, under the listed server's signature."""
     fields, tensors = _split(frame[OVERHEAD:])
     (fields[inside] if inside else fields)[field] = value
-    return _seal(QUERY, 1, _body(fields, tensors), ASKER)
+    return _seal(QUERY, VERSION, _body(fields, tensors), ASKER)
 
 
 def point(card: Card, value: float = 0.0, extra: int = 0, dtype=torch.float32) -> torch.Tensor:
@@ -181,6 +184,7 @@ ATTACKS = {
         )
         for p in PATHS
     },
+    "a question of another silo": ("silo", lambda c: asked(c, "q", of="silo-1")),
     "another model": ("model", lambda c: asked(c, "q", model="0" * 64)),
     "steered steps, which are not allowed": ("statistic", lambda c: asked(c, "q", SteeredSteps(point(c), 2, 0.1, point(c)))),
     "a histogram, which is not allowed": ("statistic", lambda c: asked(c, "q", Histogram(torch.zeros(1), len(c.features)))),
@@ -196,11 +200,11 @@ ATTACKS = {
     "the signature of another question": ("signature", lambda c: asked(c, "p")[:101] + asked(c, "q")[101:]),
     "the listed key over a stranger's signature": ("signature", lambda c: _claiming(asked(c, "q", key=STRANGER), PUBLIC)),
     "a stranger's key": ("asker", lambda c: asked(c, "q", key=STRANGER)),
-    "a captured question under the courier's own key": ("asker", lambda c: _seal(QUERY, 1, asked(c, "q")[OVERHEAD:], STRANGER)),
+    "a captured question under the courier's own key": ("asker", lambda c: _seal(QUERY, VERSION, asked(c, "q")[OVERHEAD:], STRANGER)),
     "a reply in a question's place": ("malformed", lambda c: encode_reply(Refusal("budget"), ASKER)),
     "a pickle that runs a command": ("malformed", lambda c: pickle.dumps(Shell())),
-    "a signed pickle": ("malformed", lambda c: _seal(QUERY, 1, pickle.dumps(Shell()), ASKER)),
-    "a torch file": ("malformed", lambda c: _seal(QUERY, 1, _torch_file(), ASKER)),
+    "a signed pickle": ("malformed", lambda c: _seal(QUERY, VERSION, pickle.dumps(Shell()), ASKER)),
+    "a torch file": ("malformed", lambda c: _seal(QUERY, VERSION, _torch_file(), ASKER)),
     "two points more than any question has": ("size", lambda c: asked(c, "q") + bytes(10**5)),
 }
 
@@ -613,9 +617,10 @@ def test_what_a_courier_puts_in_the_place_of_a_silos_answer_does_not_count(gates
 
 
 SWAPS = {
-    "another version": lambda card, frame: frame[:4] + b"\2" + frame[5:],
-    "the courier's own key": lambda card, frame: _seal(QUERY, 1, frame[OVERHEAD:], STRANGER),
+    "another version": lambda card, frame: frame[:4] + bytes([VERSION + 1]) + frame[5:],
+    "the courier's own key": lambda card, frame: _seal(QUERY, VERSION, frame[OVERHEAD:], STRANGER),
     "a question about another model": lambda card, frame: asked(card, "swapped", model="0" * 64),
+    "a question of another silo": lambda card, frame: asked(card, "swapped", of="silo-0"),
 }
 
 
@@ -633,6 +638,21 @@ def test_a_courier_that_provokes_a_lasting_refusal_does_not_make_a_silo_retire(g
     assert channel.ask(question(gates), [0, 1, 2]).silos == (0, 2)
     assert (heard[0].dropped, channel.retired) == ({"silo-1": "forged"}, {})
     assert [len(gate.charges(run)) for gate in gates.gates] == [1, 0, 1]
+
+
+def test_questions_that_a_courier_brings_to_other_silos_too_are_paid_for_by_none_of_them(gates):
+    """Each is signed by the listed key, about the approved model, under an id that the other silo has never seen."""
+    heard: list[Told] = []
+
+    class Spreading(Direct):
+        def exchange(self, frames, timeout):
+            for frame in frames.values():
+                super().exchange(dict.fromkeys(gates.sockets, frame), PATIENCE)
+            return super().exchange(frames, timeout)
+
+    channel = remote(gates, Spreading(gates.sockets), "spread", heard)
+    assert channel.ask(question(gates), [0, 1, 2]).silos == (0, 1, 2)
+    assert [len(gate.charges("spread")) for gate in gates.gates] == [1, 1, 1]
 
 
 def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_cost_nothing(gates):
@@ -727,7 +747,7 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
         os.chown(found.parent, COURIER, COURIER)
         (Path(name) / "taken.py").write_text(ATTACK + COMPONENT)
         given = [secrets_of(gate), str(Path(gate.policy).parent), gate.place.socket, gate.process.pid]
-        stolen = _seal(QUERY, 1, asked(gate.card, "stolen")[OVERHEAD:], STRANGER)
+        stolen = _seal(QUERY, VERSION, asked(gate.card, "stolen")[OVERHEAD:], STRANGER)
         arguments = {"user": COURIER, "given": given, "frame": stolen.hex(), "found": str(found)}
         resources = json.loads((kit / "local/resources.json").read_text())
         resources["components"].append({"id": "taken", "path": "taken.Taken", "args": arguments})

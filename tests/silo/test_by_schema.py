@@ -116,7 +116,7 @@ def test_a_cell_that_goes_missing_changes_no_other_record(tmp_path, kind, suffix
             column = column.dictionary_encode() if plain is not arrow else column
             parquet.write_table(pa.table({"c": column, "y": pa.array([0, 1] * 2)}), path)
         table = read_table(path, schema)
-        return np.column_stack([table.x, *table.raw])
+        return np.column_stack([table.x, *table.raw[:2]])
 
     whole = read(values)
     for gone in range(len(values)):

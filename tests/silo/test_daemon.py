@@ -58,7 +58,7 @@ def made(folder: Path, **changes) -> Silo:
 
 def asked(silo: Silo, query_id: str, statistic=None, *, noise=30.0, key=SERVER) -> bytes:
     statistic = Grad(torch.zeros(1, silo.parameters)) if statistic is None else statistic
-    return encode_query(Envelope("run-1", query_id, silo.definition, Query(statistic, Gaussian("anchor", 1.0, noise))), key)
+    return encode_query(Envelope(silo.name, "run-1", query_id, silo.definition, Query(statistic, Gaussian("anchor", 1.0, noise))), key)
 
 
 def slow(silo: Silo, query_id: str, steps: int) -> bytes:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, asked, reply, silo, table
 
 from silodp.core.accounting import Renyi
-from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
+from silodp.core.codec import OVERHEAD, QUERY, VERSION, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
 from silodp.core.query import (
     ClassCounts,
     DisjointBatches,
@@ -99,8 +99,11 @@ class Server(random.Random):
         if self.random() < 0.05:  # this silo takes part in no shuffle
             coins = [self.choice([30, 200, *COUNTS]) for _ in range(3)]
             query = replace(query, mechanism=Shuffled("anchor", clip, *coins, self.choice([0.5, *RATES]), query.mechanism.sampling))
+        silo = POLICY.silo if self.random() < 0.97 else "hospital-z"
         name = f"q{self.randrange(FRAMES // 4)}"
-        return encode_query(Envelope(f"run-{self.randrange(3)}", name, model, query, "r"), SERVER if self.random() < 0.97 else STRANGER)
+        return encode_query(
+            Envelope(silo, f"run-{self.randrange(3)}", name, model, query, "r"), SERVER if self.random() < 0.97 else STRANGER
+        )
 
     def frame(self, sent: list[bytes]) -> bytes:
         frame = self.query()
@@ -121,7 +124,7 @@ class Server(random.Random):
             case 7:
                 body = bytearray(frame[OVERHEAD:])
                 body[self.randrange(8, len(body))] = self.choice(b'0123456789{}[],:"-. exn')
-                return _seal(QUERY, 1, bytes(body), SERVER)
+                return _seal(QUERY, VERSION, bytes(body), SERVER)
             case 8:
                 return self.randbytes(self.randrange(200))
         return frame

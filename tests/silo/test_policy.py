@@ -48,8 +48,8 @@ def policy(tmp_path) -> Policy:
     return Policy.load(written(tmp_path, TOML))
 
 
-def asked(statistic=None, clip=1.0, noise=2.0, model=MODEL, **sampling) -> Envelope:
-    return Envelope("run", "id", model, Query(Grad(W) if statistic is None else statistic, Gaussian("a", clip, noise, **sampling)))
+def asked(statistic=None, clip=1.0, noise=2.0, model=MODEL, of="hospital-a", **sampling) -> Envelope:
+    return Envelope(of, "run", "id", model, Query(Grad(W) if statistic is None else statistic, Gaussian("a", clip, noise, **sampling)))
 
 
 def test_a_policy_is_read_with_every_field(policy):
@@ -118,6 +118,7 @@ def test_an_unknown_field_a_table_and_a_file_that_is_no_toml_are_refused(tmp_pat
         (asked(clip=10.1), "clip"),
         (asked(clip=5e-324), "clip"),
         (asked(clip=-1.0), "clip"),
+        (asked(of="hospital-b"), "silo"),
         (asked(noise=0.999), "noise"),
         (asked(noise=-1.0), "noise"),
         (asked(noise=0.0), "noise"),

@@ -17,7 +17,7 @@ from torch import nn
 from silodp.core import shuffle
 from silodp.core.accounting import GDP
 from silodp.core.box import box_length, open_box
-from silodp.core.codec import Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
+from silodp.core.codec import Answer, Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
 from silodp.core.losses import cross_entropy, squared_error
 from silodp.core.problem import Problem
@@ -68,9 +68,9 @@ def silo(folder, *, shuffling=SHUFFLING, rule=None, data=None) -> tuple[Door, Du
     return door, ledger
 
 
-def asked(query_id: str, statistic=None, *, clip=1.0, round="0", **changes) -> tuple[Envelope, bytes]:
+def asked(query_id: str, statistic=None, *, clip=1.0, round="0", of=POLICY.silo, **changes) -> tuple[Envelope, bytes]:
     mechanism = Shuffled("anchor", clip, **COINS | changes)
-    envelope = Envelope("run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
+    envelope = Envelope(of, "run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
     return envelope, encode_query(envelope, SERVER)
 
 
@@ -83,6 +83,21 @@ def reply(door: Door, frame: bytes) -> Sealed | Refusal:
 def code(door: Door, frame: bytes) -> str:
     got = reply(door, frame)
     return got.code if isinstance(got, Refusal) else "answered"
+
+
+def noisy(door: Door, query_id: str, noise: float = 8.0) -> str:
+    """What becomes of a question with Gaussian noise, whose answer goes to no shuffler."""
+    query = Query(Grad(W), Gaussian("anchor", 1.0, noise))
+    got = decode_reply(door.handle(encode_query(Envelope(POLICY.silo, "run-1", query_id, POLICY.definition, query), SERVER)), limit=10**6)
+    assert isinstance(got, Answer | Refusal)
+    return got.code if isinstance(got, Refusal) else "answered"
+
+
+def test_a_question_that_was_signed_for_another_silo_does_not_use_up_the_round(tmp_path):
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q-of-another", of="another-silo")[1]) == "silo"
+    assert ledger.head()[0] == 0
+    assert code(door, asked("q-of-its-own")[1]) == "answered"
 
 
 def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition(tmp_path):
@@ -116,7 +131,7 @@ def test_no_count_is_in_the_reply_or_in_the_ledger(tmp_path):
 
 
 def test_silos_asked_the_same_have_one_round_and_any_other_question_has_another():
-    one, other = asked("q1")[0], asked("q2")[0]
+    one, other = asked("q1")[0], asked("q2", of="another-silo")[0]
     assert one.shuffle_round == other.shuffle_round
     different = [
         asked("q1", round="1")[0], asked("q1", clip=2.0)[0], asked("q1", Grad(W + 1e-6))[0], asked("q1", noise_bits=499)[0],
@@ -156,13 +171,34 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
     assert code(door, asked("q1")[1]) == "answered"
     alone = ledger.local()
     for i in range(3):
-        frame = encode_query(Envelope("run-1", f"g{i}", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 8.0))), SERVER)
-        assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal)
+        assert noisy(door, f"g{i}") == "answered"
     assert ledger.local() > 1.05 * alone
     strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * alone))
     assert code(strict, asked("q1")[1]) == "answered"
     assert code(strict, asked("q2", round="1")[1]) == "local"
     assert kept.local() == pytest.approx(alone)
+
+
+def test_the_ledger_shows_what_the_shuffler_may_learn_and_for_what_schedule_that_holds(tmp_path, silodp):
+    door, ledger = silo(tmp_path / "a")
+    assert code(door, asked("q1")[1]) == "answered"
+    exit_code, text, _ = silodp("ledger", "show", ledger.path)
+    assert exit_code == 0
+    assert f"epsilon is {ledger.local():.4g}, a bound for a schedule fixed in advance." in text
+
+
+def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_path):
+    """It learns them from the server: a limit that only totals had would be passed by whoever asks for totals first."""
+    door, ledger = silo(tmp_path / "a")
+    assert code(door, asked("q1")[1]) == "answered"
+    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.2 * ledger.local()))
+    assert code(strict, asked("q1")[1]) == "answered"
+    codes = [noisy(strict, f"g{i}") for i in range(12)]
+    assert codes == sorted(codes)
+    assert {"answered", "local"} == set(codes)
+    assert kept.local() <= 1.2 * ledger.local()
+    assert sum(entry.act == "charge" for entry in kept.entries()) == 1 + codes.count("answered")
+    assert noisy(strict, "g0") == "answered", "what was stored may be had again"
 
 
 def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limit(tmp_path, monkeypatch):
@@ -254,8 +290,7 @@ def test_a_silo_without_a_shuffler_or_with_another_rule_answers_nothing(tmp_path
 
 def test_a_gaussian_question_is_priced_in_the_same_budget(tmp_path):
     door, ledger = silo(tmp_path)
-    frame = encode_query(Envelope("run-1", "g", POLICY.definition, Query(Grad(W), Gaussian("anchor", 1.0, 40.0))), SERVER)
-    assert not isinstance(decode_reply(door.handle(frame), limit=10**6), Refusal | Sealed)
+    assert noisy(door, "g", 40.0) == "answered"
     before = ledger.used()
     assert code(door, asked("q1")[1]) == "answered"
     assert ledger.used() > before > 0

@@ -333,7 +333,7 @@ def test_a_query_survives_its_bytes():
 
     key = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
     for statistic in (Score(W, 4, 0.1), ClassCounts(3), MissingRates(5)):
-        frame = encode_query(Envelope("run", "q", "0" * 64, asking(statistic)), key)
+        frame = encode_query(Envelope("silo", "run", "q", "0" * 64, asking(statistic)), key)
         got = decode_query(frame, limit=10**6)[0].query
         assert type(got.statistic) is type(statistic)
         assert got.statistic.shape == statistic.shape
@@ -341,7 +341,7 @@ def test_a_query_survives_its_bytes():
             torch.equal(v, got.statistic.w) if name == "w" else v == getattr(got.statistic, name) for name, v in vars(statistic).items()
         )
     with pytest.raises(BadInput):
-        encode_query(Envelope("run", "q", "0" * 64, asking(Score(W, 4, math.nan))), key)
+        encode_query(Envelope("silo", "run", "q", "0" * 64, asking(Score(W, 4, math.nan))), key)
 
 
 def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():

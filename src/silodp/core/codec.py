@@ -60,9 +60,10 @@ _SAMPLINGS: Table = {
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """A query as it is sent: for one run (J = 1, one clip, one noise multiplier), under an id of its own, about the problem whose
-    definition has this SHA-256."""
+    """A query as it is sent: to one silo, for one run (J = 1, one clip, one noise multiplier), under an id of its own, about the problem
+    whose definition has this SHA-256."""
 
+    silo: str
     run: str
     query_id: str
     model: str
@@ -73,8 +74,8 @@ class Envelope:
 
     @property
     def shuffle_round(self) -> str:
-        """SHA-256 of the question but for the silo's own query id: contributions to one round answer one question."""
-        return hashlib.sha256(_query_body(dataclasses.replace(self, query_id="all"))).hexdigest()
+        """SHA-256 of the question but for the silo and its own query id: contributions to one round answer one question."""
+        return hashlib.sha256(_query_body(dataclasses.replace(self, silo="all", query_id="all"))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +141,7 @@ def _query_body(envelope: Envelope) -> bytes:
         "query": _name(envelope.query_id),
         "run": _name(envelope.run),
         "sampling": _pack(mechanism.sampling, _SAMPLINGS, tensors),
+        "silo": _name(envelope.silo),
         "statistic": _pack(envelope.query.statistic, _STATISTICS, tensors),
     }
     if isinstance(mechanism, Shuffled):
@@ -169,7 +171,8 @@ def _unpack_mechanism(packed: dict, sampling: core.Sampling) -> Mechanism:
 def _read_query(fields: dict, tensors: dict[str, np.ndarray]) -> Envelope:
     mechanism = _unpack_mechanism(fields["mechanism"], _unpack(fields["sampling"], _SAMPLINGS, tensors))
     query = Query(_unpack(fields["statistic"], _STATISTICS, tensors), mechanism)
-    return Envelope(_name(fields["run"]), _name(fields["query"]), _hash(fields["model"]), query, fields.get("round", ""))
+    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["query"]), _hash(fields["model"])
+    return Envelope(*names, query, fields.get("round", ""))
 
 
 # --- replies --------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from silodp.core.errors import Refused
 
-VERSION = 1
+VERSION = 2
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 

@@ -28,7 +28,7 @@ from silodp.server.journal import Journal, Round
 
 AGAIN = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
-RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "asker", "statistic", "sampling", "version"})
+RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version"})
 """Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
 """Codes of the daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
@@ -152,7 +152,8 @@ class Remote:
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
         own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
         asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))
-        return encode_query(Envelope(self._run, self._id(silo), self._cards[silo].definition, asked), self._key)
+        card = self._cards[silo]
+        return encode_query(Envelope(card.name, self._run, self._id(silo), card.definition, asked), self._key)
 
     def _id(self, silo: int) -> str:
         return hashlib.sha256(f"{self._run}/{self._sequence}/{self._cards[silo].name}".encode()).hexdigest()[:40]

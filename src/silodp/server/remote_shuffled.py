@@ -123,7 +123,8 @@ class ShuffledRemote(Remote):
         assert isinstance(mechanism, Shuffled)
         levels, bits = (int(torch.as_tensor(v).item()) for v in (mechanism.levels, mechanism.noise_bits))
         asked = Query(query.statistic, replace(mechanism, levels=levels, noise_bits=bits))
-        return Envelope(self._run, self._id(silo), self._cards[silo].definition, asked, str(self._sequence))
+        card = self._cards[silo]
+        return Envelope(card.name, self._run, self._id(silo), card.definition, asked, str(self._sequence))
 
     def _frame(self, query: Query, silo: int) -> bytes:
         return encode_query(self._envelope(query, silo), self._key)

@@ -40,12 +40,12 @@ from silodp.silo.schema import raw, read_table
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Held:
-    """A silo's records as its gate uses them, and `known_by`, features and labels that a ledger recognises them by."""
+    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest that a ledger recognises them by."""
 
     x: np.ndarray  # (n, features)
     y: np.ndarray
     features: tuple[str, ...]
-    known_by: tuple[np.ndarray, np.ndarray]
+    known_by: tuple[np.ndarray, np.ndarray, bytes]
     missing: np.ndarray | None = None  # as x: where the schema had a value filled in
 
     def records(self) -> Records:

@@ -64,14 +64,14 @@ class Door:
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[Note], None] = lambda note: None,
-        known_by: tuple[np.ndarray, np.ndarray] | None = None,
+        known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
 
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
         name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
-        `known_by` are the features and labels that the ledger recognises the records by, where those are not the records' own: what a
-        file holds stays the same under another schema.
+        `known_by` are the features and labels that the ledger recognises the records by, and an exact digest of them all, where those are
+        not the records' own: what a file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -80,7 +80,7 @@ class Door:
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy()
+        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
         _, self._held = ledger.hold(*(known_by or own), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
@@ -135,7 +135,7 @@ class Door:
             return slip.answer
         self._exact.check(query)
         paid = self._charges.known(envelope.query_id)  # but not answered, as when the process died in between
-        if shuffled and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
+        if self._shuffling and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
             raise Refused("local")
         if not paid:
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
@@ -152,11 +152,11 @@ class Door:
         return stored
 
     def _local(self, query: Query | None) -> float:
-        """What the silo's own noise leaves to the shuffler, once this query is charged too."""
+        """What the silo's own noise leaves to the shuffler, with the server or alone, once this query is charged too."""
         with _closed():
             if query is None:
                 return self._ledger.local()
-            return self._ledger.local_after(query.event(), int(query.mechanism.sampling.batch(self._n)))
+            return self._ledger.local_after(query.event())
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""

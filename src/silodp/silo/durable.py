@@ -152,19 +152,19 @@ class DurableLedger:
                         connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
             file.pin()
 
-    def check_identity(self, x: object, y: object, *, registry: Path | None = None) -> float:
+    def check_identity(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> float:
         """`hold`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
-        known, self._held = self.hold(x, y, registry=registry)
+        known, self._held = self.hold(x, y, exact, registry=registry)
         return known
 
-    def hold(self, x: object, y: object, *, registry: Path | None = None) -> tuple[float, int]:
+    def hold(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> tuple[float, int]:
         """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
 
         To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever holds
         records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
         happened, and the new n, is public: the count of entries is in each release.
         """
-        file, identity, known = self._file, Identity.of(x, y), Registry(registry)
+        file, identity, known = self._file, Identity.of(x, y, exact), Registry(registry)
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 name, sketch = file.tally.settings.ledger, file.sketch(connection)
@@ -224,12 +224,13 @@ class DurableLedger:
         return float(tally.rule.epsilon(tally.buckets, np.asarray(tally.settings.budget.delta)))
 
     def local(self) -> float:
-        """Epsilon of all shuffled totals so far against whoever sees the silo's own counts, such as the shuffler, at the budget's delta."""
+        """Epsilon of all answers so far against whoever sees the silo's own counts too, such as the shuffler, at the budget's delta."""
         return self._file.snapshot().local_epsilon()
 
-    def local_after(self, event: Shared, own: int) -> float:
+    def local_after(self, event: Event | Shared) -> float:
         """The same once this is answered too."""
-        return self._file.snapshot().local_epsilon(event_data(event) | {"own": own})
+        tally = self._file.snapshot()
+        return tally.local_epsilon(tally.noted(event_data(event)))
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""

@@ -32,7 +32,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.silo.atomic import write_atomically
-from silodp.silo.parts import CORE, Part, by_chance, canonical, merged, parts_of, unpacked
+from silodp.silo.parts import CORE, Part, by_chance, canonical, exactly, merged, parts_of, unpacked
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
@@ -54,18 +54,20 @@ class Identity:
     layout: bytes
 
     @classmethod
-    def of(cls, x: Any, y: Any) -> Identity:
-        """The identity of records x (n, ...) with labels y (n,). Values are compared as `canonical` has them."""
+    def of(cls, x: Any, y: Any, exact: bytes = b"") -> Identity:
+        """The identity of records x (n, ...) with labels y (n,), recognised by values as `canonical` has them.
+
+        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do.
+        """
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise BadInput(f"records need features of shape (n, ...) and labels of shape (n,), n > 0, but have {x.shape} and {y.shape}")
-        flat, rows, layout = x.reshape(len(x), -1), [], hashlib.sha256()
+        flat, rows = x.reshape(len(x), -1), []
         step = max(1, _CHUNK // (flat.shape[1] + 1))
         for start in range(0, len(x), step):
             table = canonical(np.column_stack([flat[start : start + step], y[start : start + step]]))
-            layout.update(table.tobytes())
             rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
-        return cls(len(rows), rows, parts_of([*flat.T, y]), layout.digest())
+        return cls(len(rows), rows, parts_of([*flat.T, y]), exactly([x, y]) + exact)
 
     def sketch(self, key: bytes) -> Sketch:
         rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}

@@ -110,7 +110,8 @@ def show(
     if "local_epsilon" in summary:
         alone = f"is {summary['local_epsilon']:.4g}" if summary["local_epsilon"] is not None else "has no bound"
         out.print(
-            f"That counts on the shuffler. Against whoever sees the silo's own counts, the shuffler itself too, epsilon {alone}.",
+            f"That counts on the shuffler. Against whoever sees the silo's own counts, the shuffler itself too, epsilon {alone}, "
+            "a bound for a schedule fixed in advance.",
             soft_wrap=True,
         )
     if not queries:

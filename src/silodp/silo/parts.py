@@ -12,6 +12,7 @@ taken for the same.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -146,6 +147,17 @@ def _thin(part: Part, zeros: np.ndarray) -> Part:
         level += 1
     stays = zeros >= level
     return Part(part.kind, level, part.marks[stays], part.counts[stays])
+
+
+def exactly(columns: Iterable[np.ndarray]) -> bytes:
+    """A digest of all cells in their order, to the last bit and letter: where `canonical`, made for recognition, takes two for one, this does not."""
+    found = hashlib.sha256()
+    for column in columns:
+        plain = column.dtype.kind in "biufSUMm"
+        content = np.ascontiguousarray(column).reshape(-1).view(np.uint8).data if plain else "\n".join(map(repr, column.tolist())).encode()
+        found.update(f"{column.dtype.str} {column.shape} {len(content)}\n".encode())
+        found.update(content)
+    return found.digest()
 
 
 def canonical(values: np.ndarray) -> np.ndarray:

@@ -45,6 +45,7 @@ CODES: dict[str, str] = {
     "version": "The frame speaks another version of the protocol.",
     "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
     "asker": "The key that signed the query is not one that the policy lists.",
+    "silo": "The query was signed for another silo than this one.",
     "expired": "The policy's last day is over.",
     "paused": "The silo's operator has paused the gate.",
     "model": "The query is about another model, loss or library version than the silo approved.",
@@ -74,8 +75,10 @@ CODES: dict[str, str] = {
 
 
 class Asked(Protocol):
-    """What a policy looks at: a query, and the SHA-256 of the definition of the problem that it is about."""
+    """What a policy looks at: a query, whom it is for, and the SHA-256 of the definition of the problem that it is about."""
 
+    @property
+    def silo(self) -> str: ...
     @property
     def model(self) -> str: ...
     @property
@@ -159,6 +162,8 @@ class Policy:
         query, mechanism = envelope.query, envelope.query.mechanism
         if asker not in self.askers:
             raise Refused("asker")
+        if envelope.silo != self.silo:
+            raise Refused("silo")
         if datetime.fromtimestamp(now, UTC).date() > self.expires:
             raise Refused("expired")
         if envelope.model != self.definition:

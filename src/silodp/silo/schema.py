@@ -20,6 +20,7 @@ from silodp.core.errors import BadInput
 from silodp.core.schema import OTHER, Column, Schema
 from silodp.silo.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
 from silodp.silo.images import read_images
+from silodp.silo.parts import exactly
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has
@@ -39,7 +40,7 @@ class Table:
 
     x: np.ndarray  # (n, features) float32, within [-1, 1]
     y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
-    raw: tuple[np.ndarray, np.ndarray]
+    raw: tuple[np.ndarray, np.ndarray, bytes]
     missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
 
 
@@ -47,7 +48,7 @@ def read_table(path: Path, schema: Schema) -> Table:
     """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
-        return Table(x, y, (prints, y))
+        return Table(x, y, (prints, y, exactly([x])))
     cells = read_cells(path)
     _check_columns(path, cells, schema)
     if len(next(iter(cells.values()))) == 0:
@@ -57,10 +58,14 @@ def read_table(path: Path, schema: Schema) -> Table:
     return Table(x.astype(np.float32), _label(path, schema, cells), raw(cells), missing)
 
 
-def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again."""
-    first, *rest = (_as_numbers(cells[name]) for name in sorted(cells))
-    return np.column_stack(rest), first
+def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
+    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again.
+
+    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one number.
+    """
+    columns = [cells[name] for name in sorted(cells)]
+    first, *rest = map(_as_numbers, columns)
+    return np.column_stack(rest), first, exactly(columns)
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:

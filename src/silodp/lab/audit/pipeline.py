@@ -111,7 +111,7 @@ class Silo:
             self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, **more)
 
     def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:
-        return Envelope("audit", query_id, self.policy.definition, query, round)
+        return Envelope(self.policy.silo, "audit", query_id, self.policy.definition, query, round)
 
     def frame(self, query_id: str, query: Query, round: str = "0") -> bytes:
         return encode_query(self.envelope(query_id, query, round), self._key)

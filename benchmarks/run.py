@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -74,6 +79,20 @@ def by_clients(client: Callable[[torch.nn.Module], Client], std: float) -> Tenso
     return w
 
 
+FLOWER: list[dict] = []
+"""The runs that `by_flower` has made."""
+
+
+def by_flower(std: float) -> dict:
+    """In a process of its own: the threads and objects that Flower and Ray leave behind would slow whatever is timed next."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.pt"
+        code = f"from benchmarks.with_flower import simulate; simulate({std!r}, {str(out)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        FLOWER.append(torch.load(out))
+    return FLOWER[-1]
+
+
 def rows(repeat: int) -> list[Row]:
     records = Records.of(list(zip(*data(), strict=True)))
     multiplier = plan(1.0).mechanisms["minibatch"].noise_multiplier
@@ -108,11 +127,10 @@ def rows(repeat: int) -> list[Row]:
         return Method(lambda: by_pfl(std), check=lambda: moved(by_pfl(0.0), math.inf))
 
     def flower(whole: bool) -> Method:
-        from benchmarks.with_flower import by_flower, last
-
+        version("flwr"), version("ray")
         if whole:  # of the very run that the row before has timed
-            return Method(lambda: last().whole, check=lambda: moved(last().w))
-        return Method(lambda: by_flower(std).rounds, check=lambda: moved(by_flower(0.0).w))
+            return Method(lambda: FLOWER[-1]["whole"], check=lambda: moved(FLOWER[-1]["w"]))
+        return Method(lambda: by_flower(std)["rounds"], check=lambda: moved(by_flower(0.0)["w"]))
 
     own = {
         "silodp, one run": silodp(1),

@@ -70,9 +70,9 @@ def compare(part: str, work: str, methods: dict[str, Method], repeat: int) -> li
 
 
 def _turn(run: Callable[[], object]) -> list[float]:
-    """Calls for a tenth of a second, at least one: what a call takes among its like, not just after another method's."""
+    """Calls for half a second, at least one: what a call takes among its like, not just after another method's."""
     taken = [_seconds(run)]
-    while sum(taken) < 0.1:
+    while sum(taken) < 0.5:
         taken.append(_seconds(run))
     return taken
 

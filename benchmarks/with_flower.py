@@ -11,7 +11,6 @@ import logging
 import os
 import time
 import warnings
-from dataclasses import dataclass
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # read when flwr is imported
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else Ray warns that it will once be so
@@ -29,22 +28,6 @@ from benchmarks.models import mlp
 from benchmarks.run import ROUNDS, SILOS, STEP, data, start
 
 client_app = ClientApp()
-
-
-@dataclass(frozen=True)
-class Run:
-    w: Tensor
-    rounds: float
-    """Seconds of the rounds alone."""
-    whole: float
-    """Seconds with the start and end of Ray and of the workers."""
-
-
-_runs: list[Run] = []
-
-
-def last() -> Run:
-    return _runs[-1]
 
 
 @functools.cache
@@ -67,7 +50,8 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"w": ArrayRecord([release.numpy()])}), reply_to=message)
 
 
-def by_flower(std: float) -> Run:
+def simulate(std: float, out: str) -> None:
+    """Writes the last point, the seconds of the rounds alone, and those with the start and end of Ray and of the workers."""
     server_app = ServerApp()
     found: dict[str, object] = {}
 
@@ -98,5 +82,4 @@ def by_flower(std: float) -> Run:
         num_supernodes=SILOS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores, "log_to_driver": False}},
     )
-    _runs.append(Run(whole=time.perf_counter() - begin, **found))  # type: ignore[arg-type]
-    return last()
+    torch.save(found | {"whole": time.perf_counter() - begin}, out)

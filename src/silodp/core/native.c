@@ -19,7 +19,7 @@ and a row is padded with zeros to whole vectors. Norms, and which records are un
 #define ACROSS 4
 #endif
 #define DOWN 6
-#define TILE 96 /* a multiple of DOWN */
+#define TILE 48 /* a multiple of DOWN */
 #define MOST 16 /* Linear layers */
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

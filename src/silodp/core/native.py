@@ -12,6 +12,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from silodp.core.problem import Problem
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC")
+WIDE = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 LOSSES = [cross_entropy, logistic, squared_error]
 MOST = 16
 """Linear layers, as `native.c` has it."""
@@ -68,7 +70,7 @@ def _built(compiler: str) -> Path:
     """The shared object for this source and processor; OpenMP's functions are those that torch has loaded, so both have one pool of threads."""
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
-    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS, *WIDE)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (about := cache.stat()).st_uid != os.getuid() or about.st_mode & 0o022:
@@ -79,7 +81,7 @@ def _built(compiler: str) -> Path:
         if not found.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
-                subprocess.run([compiler, *FLAGS, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
+                subprocess.run([compiler, *FLAGS, *WIDE, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
                 subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
                 linked.rename(found)
     return found

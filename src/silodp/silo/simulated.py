@@ -9,6 +9,7 @@ price covers (1 % of the sensitivity at a million records), and a record on whic
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -58,6 +59,7 @@ class Simulated:
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
         self._generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds]
         self._world = torch.tensor([worlds[seed] for seed in seeds])
+        self._everyone = records.mask.to(records.x.dtype)
         self._partitions: dict[tuple[str, int], Tensor] = {}
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
@@ -105,7 +107,7 @@ class Simulated:
         return (sums[list(silos)] / self._batch(mechanism.sampling, silos)).unsqueeze(0)
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
-        return torch.tensor([[sampling.batch(self.records.counts[s])] for s in silos], dtype=torch.float64)
+        return _batches(sampling, tuple(self.records.counts[s] for s in silos))
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         return self._counts(mean, mechanism, silos) if isinstance(mechanism, Shuffled) else self._gaussian(mean, mechanism, silos)
@@ -149,10 +151,10 @@ class Simulated:
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
+        if isinstance(sampling, FullBatch):
+            return self._everyone if list(silos) == list(range(len(self.records))) else self._everyone[list(silos)]
         mask = self.records.mask[list(silos)]
         match sampling:
-            case FullBatch():
-                return mask.to(self.records.x.dtype)
             case Poisson(rate):
                 chosen = torch.from_numpy(np.stack([g.random(tuple(mask.shape)) < rate for g in self._generators]))
             case WithoutReplacement():
@@ -171,6 +173,11 @@ class Simulated:
         keys = torch.from_numpy(generator.random((len(silos), self.records.x.shape[1])))
         keys[~self.records.mask[list(silos)].cpu()] = 2.0
         return keys.argsort(1).argsort(1)
+
+
+@functools.lru_cache
+def _batches(sampling: Sampling, counts: tuple[int, ...]) -> Tensor:
+    return torch.tensor([[sampling.batch(n)] for n in counts], dtype=torch.float64)
 
 
 def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:

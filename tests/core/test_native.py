@@ -29,10 +29,10 @@ CASES = {
 }
 
 
-def sums(problem, w, x, y, weight, clip, reference=None):
+def sums(problem, w, x, y, weight, clip, reference=None, **about):
     """By C, which must do it."""
     clips = torch.as_tensor(clip, dtype=torch.float64).reshape(-1, 1).expand(len(w), 1)
-    found = native.sums(problem, chain(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips)
+    found = native.sums(problem, chain(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips, **about)
     assert found is not None
     return found
 
@@ -90,6 +90,38 @@ def test_threads_and_other_runs_change_no_bit():
     finally:
         torch.set_num_threads(before)
     assert bool((together == alone).all())
+    assert bool((sums(problem, w, x, y, weight, 1.0, memory=1) == alone).all())
+
+
+def test_a_sum_of_many_records_loses_no_digits():
+    """A running sum in float32 would lose a thousandth of it, and let one record move it by many clips."""
+    problem = CASES["one logit"][0]
+    x, y, w = torch.ones(9, 50000, FEATURES), torch.zeros(9, 50000), problem.initial([0])
+    found = sums(problem, w, x, y, torch.ones(9, 50000), 1.0).double() / 50000
+    torch.testing.assert_close(found, clipped_sum(problem, w.double(), x[:, :1], y[:, :1], torch.ones(9, 1), 1.0), rtol=1e-6, atol=0)
+
+
+def test_infinite_outputs_contribute_nothing():
+    problem = Problem(nn.Sequential(nn.Linear(FEATURES, 3)), cross_entropy)
+    x, y, w = torch.ones(1, 1, FEATURES), torch.zeros(1, 1), torch.full((1, problem.dim), 3e38)
+    for sign in (1, -1):
+        assert not bool(clipped_sum(problem, sign * w, x, y, torch.ones(1, 1), 1.0, native=True).any())
+
+
+def test_a_library_that_is_cut_off_is_built_again_and_one_that_others_may_write_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "FLAGS", ("-O0", "-fopenmp", "-fPIC"))
+    assert native._built(native.compiler()).clipped_sums
+    (library,) = (tmp_path / "silodp").glob("*.so")
+    library.unlink()
+    library.write_bytes(b"\x7fELF")
+    library.chmod(0o700)
+    assert native._built(native.compiler()).clipped_sums
+    for path in (library, library.parent):
+        path.chmod(0o722)
+        with pytest.raises(PermissionError, match="others"):
+            native._built(native.compiler())
+        path.chmod(0o700)
 
 
 def test_other_activations_losses_and_shapes_stay_with_torch():
@@ -104,6 +136,13 @@ def test_other_activations_losses_and_shapes_stay_with_torch():
         (nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(5, 1)), squared_error, labels),
     ):
         problem = Problem(model, loss)
+        point = torch.zeros(1, problem.dim)
+        assert native.sums(problem, chain(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+    replaced, more = (nn.Sequential(nn.Linear(FEATURES, 2), nn.ReLU(), nn.Linear(2, 1)) for _ in range(2))
+    replaced[2].weight, replaced[2].bias = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))
+    more[0].register_parameter("extra", nn.Parameter(torch.zeros(4)))
+    for model, y in ((replaced, labels.long()), (more, labels.long()), (nn.Sequential(nn.Linear(FEATURES, 2)), labels.double())):
+        problem = Problem(model, cross_entropy)
         point = torch.zeros(1, problem.dim)
         assert native.sums(problem, chain(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
     problem = CASES["one target"][0]

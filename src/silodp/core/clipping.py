@@ -68,7 +68,7 @@ def clipped_sum(
     runs, silos, records = w.shape[0], x.shape[0], x.shape[1]
     clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
-    if native and layers and (sums := in_c(problem, layers, points, x, y, weight, clips)) is not None:
+    if native and layers and (sums := in_c(problem, layers, points, x, y, weight, clips, memory)) is not None:
         return sums
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)

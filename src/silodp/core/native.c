@@ -20,6 +20,7 @@ and a row is padded with zeros to whole vectors. Norms, and which records are un
 #endif
 #define DOWN 6
 #define TILE 48 /* a multiple of DOWN */
+#define TILES 4 /* that are summed in float32: then one record moves a sum by its own terms and 192^2 ulps of the clip */
 #define MOST 16 /* Linear layers */
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -42,8 +43,9 @@ struct call {
 struct flow { float *a[MOST], *z, *e[MOST], *forward[MOST], *backward[MOST], *bias[MOST]; };
 
 struct tile {
-    long rows;
+    long rows, added;
     float *y, *weight, *ones, *sum[MOST], *sums[MOST];
+    double *total[MOST], *totals[MOST];
     struct flow flow[2];
 };
 
@@ -149,6 +151,7 @@ static void slope(enum loss loss, long width, const float *z, const float *y, fl
         float most = z[0], sum = 0;
         int known = 0;
         for (long k = 1; k < width; k++) most = z[k] > most ? z[k] : most;
+        if (!isfinite(most)) most = NAN; /* as softmax has it: the record is unsound */
         for (long k = 0; k < width; k++) sum += e[k] = z[k] == most ? 1 : expf(z[k] - most);
         for (long k = 0; k < width; k++) known |= y[0] == k;
         for (long k = 0; k < width; k++) e[k] = known ? e[k] / sum - (y[0] == k) : 0;
@@ -222,6 +225,18 @@ static float scale(const struct call *call, const struct tile *t, long r, double
     return sound && share >= FLT_MIN ? (float)share * t->weight[r] : NAN;
 }
 
+/* Moves the sums of a few tiles on into the totals, in float64. */
+static void carry(const struct call *call, struct tile *t) {
+    for (long l = 0; l < call->layers; l++) {
+        long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+        for (long i = 0; i < call->layer[l].out * in; i++) t->total[l][i] += t->sum[l][i];
+        for (long i = 0; i < out; i++) t->totals[l][i] += t->sums[l][i];
+        memset(t->sum[l], 0, call->layer[l].out * in * sizeof(float));
+        memset(t->sums[l], 0, out * sizeof(float));
+    }
+    t->added = 0;
+}
+
 /* Adds a tile's clipped gradients to the sums; the number of unsound records. */
 static long add(const struct call *call, struct tile *t, double clip) {
     long unsound = 0;
@@ -249,6 +264,7 @@ static long add(const struct call *call, struct tile *t, double clip) {
         product(1, out, t->rows, t->ones, 0, 1, e, 0, t->sums[l]);
     }
     t->rows = 0;
+    if (++t->added == TILES) carry(call, t);
     return unsound;
 }
 
@@ -275,10 +291,9 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
     for (long p = 0; p < call->points; p++)
         unpack(call, call->point[p] + (run * (call->own ? call->silos : 1) + (call->own ? silo : 0)) * call->dim, t->flow + p);
     for (long l = 0; l < call->layers; l++) {
-        memset(t->sum[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(float));
-        memset(t->sums[l], 0, padded(call->layer[l].out) * sizeof(float));
+        memset(t->total[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(double));
+        memset(t->totals[l], 0, padded(call->layer[l].out) * sizeof(double));
     }
-    t->rows = 0;
     for (long r = from; r < to; r++) {
         if (weight[r] == 0) continue;
         memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
@@ -287,11 +302,14 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
         if (t->rows == TILE) unsound += add(call, t, call->clip[run]);
     }
     if (t->rows) unsound += add(call, t, call->clip[run]);
+    carry(call, t);
     float *out = call->out + ((run * call->silos + silo) * call->pieces + piece) * call->dim;
     for (long l = 0; l < call->layers; l++) {
         const struct layer *layer = call->layer + l;
-        for (long o = 0; o < layer->out; o++) memcpy(out + layer->weight + o * layer->in, t->sum[l] + o * padded(layer->in), layer->in * sizeof(float));
-        if (layer->bias >= 0) memcpy(out + layer->bias, t->sums[l], layer->out * sizeof(float));
+        for (long o = 0; o < layer->out; o++) {
+            for (long i = 0; i < layer->in; i++) out[layer->weight + o * layer->in + i] = t->total[l][o * padded(layer->in) + i];
+            if (layer->bias >= 0) out[layer->bias + o] = t->totals[l][o];
+        }
     }
     return unsound;
 }
@@ -299,7 +317,7 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
 /* Hands out `size` floats of the block, or only counts them where there is no block yet. */
 static float *take(float *at, long *used, long size) {
     float *given = at ? at + *used : 0;
-    *used += padded(size);
+    *used += (size + 15) / 16 * 16; /* whole cache lines */
     return given;
 }
 
@@ -311,6 +329,8 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
     for (long l = 0; l <= last; l++) {
         t->sum[l] = take(at, &used, call->layer[l].out * padded(call->layer[l].in));
         t->sums[l] = take(at, &used, call->layer[l].out);
+        t->total[l] = (double *)take(at, &used, 2 * call->layer[l].out * padded(call->layer[l].in));
+        t->totals[l] = (double *)take(at, &used, 2 * padded(call->layer[l].out));
     }
     for (long p = 0; p < call->points; p++) {
         struct flow *f = t->flow + p;
@@ -338,6 +358,7 @@ long clipped_sums(const struct call *call, long threads) {
         if (block) {
             memset(block, 0, size);
             lay_out(call, block, &tile);
+            tile.rows = tile.added = 0;
             for (long r = 0; r < TILE; r++) tile.ones[r] = 1;
         } else {
             failed = 1;

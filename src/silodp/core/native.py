@@ -7,6 +7,7 @@ Simulations use it. A gate does not: what it loads is what was installed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -59,32 +60,38 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("SILODP_NATIVE") == "0" or not (found := compiler()):
         return None
     try:
-        loaded = ctypes.CDLL(str(_built(found)))
-    except (OSError, RuntimeError, subprocess.CalledProcessError):  # RuntimeError: there is no home
+        loaded = _built(found)
+        loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
+    except (AttributeError, OSError, RuntimeError, subprocess.CalledProcessError):  # RuntimeError: there is no home
         return None
-    loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
     return loaded
 
 
-def _built(compiler: str) -> Path:
-    """The shared object for this source and processor; OpenMP's functions are those that torch has loaded, so both have one pool of threads."""
+def _built(compiler: str) -> ctypes.CDLL:
+    """The library for this source and processor, from the cache if it is there and whole; OpenMP's functions are those that torch has
+    loaded, so that both have one pool of threads.
+    """
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
     name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS, *WIDE)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (about := cache.stat()).st_uid != os.getuid() or about.st_mode & 0o022:
-        raise PermissionError(f"others may write in {cache}")
     found = cache / f"native-{name}.so"
     with (cache / "native.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together build it once
-        if not found.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
-                subprocess.run([compiler, *FLAGS, *WIDE, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
-                subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
-                linked.rename(found)
-    return found
+        for path in (cache, *([found] if found.is_symlink() or found.exists() else [])):
+            if (about := path.lstat()).st_uid != os.getuid() or about.st_mode & 0o022 or path.is_symlink():
+                raise PermissionError(f"others may write {path}")
+        if found.exists():
+            with contextlib.suppress(OSError):  # cut off, as by a power cut
+                return ctypes.CDLL(str(found))
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
+            subprocess.run([compiler, *FLAGS, *WIDE, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
+            subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
+            linked.chmod(0o700)
+            linked.rename(found)
+    return ctypes.CDLL(str(found))
 
 
 def takes(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> bool:
@@ -92,7 +99,9 @@ def takes(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> bool:
     return library() is not None and _chain(problem, layers, x, y) is not None
 
 
-def sums(problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor) -> Tensor | None:
+def sums(
+    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, memory: int = 2**28
+) -> Tensor | None:
     """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`, or if a record is unsound.
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
@@ -100,19 +109,26 @@ def sums(problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor,
     made, chain = library(), _chain(problem, layers, x, y)
     if made is None or chain is None or points[0].dtype != torch.float32 or not points[0].is_cpu or points[0].shape[-1] != problem.dim:
         return None
-    (runs, silos, records), last = (len(clips), *x.shape[:2]), chain[-1].outputs
+    (runs, silos, records), targets = (len(clips), *x.shape[:2]), chain[-1].outputs if problem.loss is squared_error else 1
     pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
-    out = points[0].new_empty(runs, silos, pieces, problem.dim)
-    held = [t.to(torch.float32).contiguous() for t in (x, y, weight, *points)]
-    clips = clips.to(torch.float64).contiguous()
-    call = _Call(
-        *(len(chain), LOSSES.index(problem.loss), runs, silos, records, problem.dim, last if problem.loss is squared_error else 1),
-        *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain),
-        *([t.data_ptr() for t in held] + [None] * (2 - len(points)) + [clips.data_ptr(), out.data_ptr()]),
-    )
-    if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
-        return None
-    return out.squeeze(2) if pieces == 1 else out.sum(2)
+    out = points[0].new_empty(runs, silos, problem.dim)
+    x, y, clips = x.to(torch.float32).contiguous(), y.to(torch.float32).contiguous(), clips.to(torch.float64).contiguous()
+    step = runs if pieces == 1 else max(1, memory // max(1, 4 * silos * pieces * problem.dim))
+    for j in range(0, runs, max(1, step)):
+        part = slice(j, j + step)
+        into = out[part] if pieces == 1 else out.new_empty(*out[part].shape[:2], pieces, problem.dim)
+        own = [weight[part] if weight.dim() == 3 else weight, *(point[part] for point in points)]
+        held = [t.to(torch.float32).contiguous() for t in own]
+        call = _Call(
+            *(len(chain), LOSSES.index(problem.loss), len(into), silos, records, problem.dim, targets),
+            *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain, x.data_ptr(), y.data_ptr()),
+            *([t.data_ptr() for t in held] + [None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
+        )
+        if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
+            return None
+        if pieces > 1:
+            out[part] = into.sum(2)
+    return out
 
 
 def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctypes.Array[_Layer] | None:
@@ -122,9 +138,12 @@ def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctype
         places[name], at = at, at + size
     chain: list[_Layer] = []
     for module, _, names, _ in layers:
+        shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
         if type(module) is nn.Linear:
-            bias = places[names["bias"]] if "bias" in names else -1
-            chain.append(_Layer(module.in_features, module.out_features, places[names["weight"]], bias, False))
+            rows, columns = whole = (module.out_features, module.in_features)
+            if shapes not in ({"weight": whole}, {"weight": whole, "bias": (rows,)}):  # a parameter that was replaced, or added
+                return None
+            chain.append(_Layer(columns, rows, places[names["weight"]], places[names["bias"]] if "bias" in names else -1, False))
         elif type(module) is nn.ReLU and chain:
             chain[-1].relu = True
         else:
@@ -132,5 +151,6 @@ def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctype
     if not 0 < len(chain) <= MOST or problem.loss not in LOSSES:
         return None
     widths = [x.shape[2:].numel(), *(layer.outputs for layer in chain)]
-    fits = {cross_entropy: y.dim() == 2, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
+    labels = y.dim() == 2 and y.dtype != torch.float64  # in float32 a number beside a label could become it
+    fits = {cross_entropy: labels, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
     return (_Layer * len(chain))(*chain) if fits[problem.loss] and [layer.inputs for layer in chain] == widths[:-1] else None

@@ -135,13 +135,13 @@ def test_a_wrong_label_column_is_named(silodp, hospitals):
 
 def test_silos_with_different_columns_are_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,weight,outcome\n1,2,0\n")
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "dose", "weight")
+    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "lacks column 2 of a.csv and has column 2 besides")
 
 
 def test_a_cell_that_is_no_number_is_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,dose,outcome\n1,2,0\n1,high,0\n")
     result = silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome")
-    refused(result, "dose", "row 2", "b.csv")
+    refused(result, "column 2", "row 2", "b.csv")
     assert "high" not in result[2]
 
 

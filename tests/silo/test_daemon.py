@@ -290,14 +290,15 @@ def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_
 
 
 BAD_DATA = [
-    ("a,outcome\nCANARY 987654,1\n", "column 'a', row 1"),
+    ("a,outcome\nCANARY 987654,1\n", "column 1, row 1"),
     ("a,outcome\n1.0,987654\n", "column 'outcome', row 1"),
     ('a,outcome\n1.0,"987654, row 7 (counted"\n', "column 'outcome', row 1 (counted"),
-    ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 'a', row 1 (counted"),
+    ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 1, row 1 (counted"),
     ("a,outcome\n1.0,1,987654\n", "row 1"),
     ("987654,1\n987655,0\n", "header"),
     ("987654;1\n", "header"),
     ("987654,987654\n", "header"),
+    ("987654,outcome\n1,1\n", "no header"),
     ("", "is empty"),
     ('"9876\n54",outcome\n1,1\n', "header"),
 ]
@@ -326,6 +327,24 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
             assert (code, err.count("\n")) == (2, 1), words
             assert wanted in err
             assert "9876" not in out + err
+    for text, label, classes in (
+        ("Jane 987654,1\nJoe,0\n", "1", "0,1"), ("987654.5,1\n987655,0\n", "1", "0,1"), ("Jane 987654,ill\nJoe,well\n", "ill", "ill,well"),
+    ):  # fmt: skip
+        data.write_text(text)
+        own = ("--silo", data, "--label", label, "--classes", classes)
+        deployed = ("--data", data, *own[2:], "--epsilon", 3)
+        for words in (
+            ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--out", tmp_path / "new"),
+            ("tune", *own, "--out", tmp_path / "new"),
+            ("profile", *own),
+            ("silo", "init", tmp_path / "new", *deployed),
+            ("ledger", "create", tmp_path / "new", *deployed),
+        ):
+            code, out, err = silodp(*words, of=())
+            assert (code, err.count("\n")) == (2, 1), words
+            assert "seems to have no header" in err
+            assert not any(cell in out + err for cell in ("9876", "Jane"))
+            assert not (tmp_path / "new").exists()
 
 
 def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_path, capfd):

@@ -414,6 +414,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
         ("--trust", "central", "--delta", 0),
         ("--trust", "central", "--epsilon", 1e-4),
         ("--trust", "central", "--repetitions", "poisson:0"),
+        ("--trust", "central", "--phase", 4, "--slope", -1),
         ("--trust", "central", "--out", "a.csv"),
     ],
     ids=lambda words: " ".join(map(str, words)),

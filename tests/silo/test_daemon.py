@@ -23,6 +23,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp import cli
+from silodp.core.accounting import rounded_up
 from silodp.core.codec import Answer, Envelope, Refusal, decode_reply, encode_query, encode_reply
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian, Grad, LocalSteps, Query
@@ -267,6 +268,7 @@ def test_status_says_what_is_left_and_what_was_asked_and_the_log_has_a_line_for_
     assert now["used"] - before["used"] > 0
     words = silodp("status", gate.silo.policy)[1]
     assert "the gate runs" in words
+    assert f"Epsilon {rounded_up(now['spent_epsilon'], 4)} of 3 is spent" in words
     assert f"{1 - now['used']:.1%} of the budget is left" in words
     lines = Path(gate.place.log).read_text().splitlines()[-4:]
     price = now["used"] - before["used"]

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import time
 import numpy as np
 import pytest
 
+from silodp.cli import _comparison_tables
+from silodp.core.accounting import rounded_up
 from silodp.server.algorithms import ALGORITHMS
 
 
@@ -56,6 +59,23 @@ def test_plan_of_spider_spends_its_budget_and_never_more(silodp):
 def test_plan_in_paper_mode_says_what_is_really_spent(silodp):
     words = ("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon", 18, "--noise", "paper", "--json")
     assert json.loads(silodp(*words)[1])["spent_epsilon"] > 20
+
+
+def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
+    words = ("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon")
+    assert "Spends epsilon 1.2346 in all" in silodp(*words, 1.23454)[1]
+    assert "Spends epsilon 3.0000 in all" in silodp(*words, 3)[1]
+    shuffled = (*words[:5], "--silos", 5, "--rounds", 5, "--dimension", 20, "--trust", "shuffle", "--epsilon", 1)
+    told, text = json.loads(silodp(*shuffled, "--json")[1])["epsilon"], " ".join(silodp(*shuffled)[1].split())
+    shown = re.search(r"Spends epsilon ([\d.]+) against the server, and ([\d.]+) against the shuffler", text)
+    assert (shown[1], shown[2]) == (rounded_up(told["server"], 4, "f"), rounded_up(told["shuffler"], 4))
+    own = ("--silo", "a.csv", "--label", "outcome", "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1)
+    trained = silodp("train", *own, "--epsilon", 1.23454)[1]
+    assert "1.2346" in trained
+    row = {"curve": "mb-sgd-paper", "epsilon": 3.0, "test_error": 0.1, "standard_error": 0.01}
+    for spent, wanted in ((2.471, "2.48"), (3.001, "[red]3.01[/red]")):
+        paper = _comparison_tables([row | {"spent_epsilon": spent}], (3.0,))[1]
+        assert list(paper.columns[4].cells) == [wanted]
 
 
 def test_plan_prints_tables_and_theory_for_people(silodp):
@@ -135,13 +155,13 @@ def test_a_wrong_label_column_is_named(silodp, hospitals):
 
 def test_silos_with_different_columns_are_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,weight,outcome\n1,2,0\n")
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "dose", "weight")
+    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "lacks column 2 of a.csv and has column 2 besides")
 
 
 def test_a_cell_that_is_no_number_is_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,dose,outcome\n1,2,0\n1,high,0\n")
     result = silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome")
-    refused(result, "dose", "row 2", "b.csv")
+    refused(result, "column 2", "row 2", "b.csv")
     assert "high" not in result[2]
 
 

@@ -356,7 +356,7 @@ def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
     with pytest.raises(BadInput, match="the value is missing"):
         silodp("train", "--silo", path, "--model", "logistic")
     path.write_text(path.read_text() + "oops,1,0\n")
-    with pytest.raises(BadInput, match=r"column 'a', row 2001 .* the value is not a finite number"):
+    with pytest.raises(BadInput, match=r"column 1, row 2001 .* the value is not a finite number"):
         silodp("profile", "--silo", path)
 
 

@@ -231,6 +231,8 @@ def _charged(lab, silo, label, names, folder, ranges, seed, tick, *, candidates,
 
 
 def _show_tuning(answer: dict) -> None:
+    from silodp.core.accounting import rounded_up
+
     figure = "test_error" if answer["free"] else "score"
     columns = ("algorithm", "rounds", "phase", "step", "clip", "slope", *([figure] if figure in answer["candidates"][0] else []))
     table = Table(title="Candidates")
@@ -248,7 +250,8 @@ def _show_tuning(answer: dict) -> None:
     else:
         for silo in answer["price"]:
             out.print(
-                f"{silo['name']}: spent epsilon {silo['spent_epsilon']:.4f} of {silo['epsilon']:g} at delta {silo['delta']:.3g}, in total."
+                f"{silo['name']}: spent epsilon {rounded_up(silo['spent_epsilon'], 4, 'f')} of {silo['epsilon']:g} "
+                f"at delta {silo['delta']:.3g}, in total."
             )
         if answer["trust"] == "isrl":
             out.print("The server sees every candidate's run, so all of them are paid for. Training with the chosen settings spends again.")

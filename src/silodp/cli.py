@@ -248,11 +248,17 @@ def _lower(percent: float) -> str:
 
 def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
+    from silodp.core.accounting import rounded_up
+
     by = {(r["curve"], r["epsilon"]): r for r in rows}
 
     def cell(curve: str, epsilon: float | None) -> str:
         r = by.get((curve, epsilon))
         return f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}" if r else ""
+
+    def spends(r: dict | None, claimed: float) -> str:
+        shown = rounded_up(r["spent_epsilon"], 2, "f") if r else ""
+        return f"[red]{shown}[/red]" if r and r["spent_epsilon"] > claimed else shown
 
     exact = Table(title="Test error in per cent (± standard error), exact accounting")
     for column in ("epsilon", "SPIDER", "SPIDER, phase > 1", "MB-SGD", "Local SGD"):
@@ -265,11 +271,7 @@ def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Ta
         paper.add_column(column, justify="right")
     for e in epsilons:
         cells = [(cell(c, e), by.get((c, e))) for c in ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")]
-        spent = [
-            f"[red]{r['spent_epsilon']:.2f}[/red]" if r and r["spent_epsilon"] > e else f"{r['spent_epsilon']:.2f}" if r else ""
-            for _, r in cells
-        ]
-        paper.add_row(f"{e:g}", *(word for (text, _), s in zip(cells, spent, strict=True) for word in (text, s)))
+        paper.add_row(f"{e:g}", *(word for text, r in cells for word in (text, spends(r, e))))
     return [exact, paper]
 
 
@@ -321,6 +323,8 @@ def plan(
     `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
     `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
+    from silodp.core.accounting import rounded_up
+
     if advise:
         every = _all_records(records or [1000], silos)
         return choose.advise(every, features, classes, model or "logistic", epsilon, delta, signal, as_json=as_json)
@@ -356,7 +360,7 @@ def plan(
         for r in silo["releases"]:
             table.add_row(r["kind"], str(r["count"]), f"{r['sensitivity']:.5g}", f"{r['noise_std']:.5g}", f"{r['noise_multiplier']:.5g}")
         out.print(table)
-        out.print(f"Spends epsilon {silo['spent_epsilon']:.4f} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
+        out.print(f"Spends epsilon {rounded_up(silo['spent_epsilon'], 4, 'f')} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if model:
@@ -377,6 +381,8 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 def _show_shuffle(answer: dict, algorithm: str) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
+    from silodp.core.accounting import rounded_up
+
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
         accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]
@@ -394,8 +400,10 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
         out.print(table)
         out.print(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
-    local = "no bounded epsilon" if shuffler is None else f"{shuffler:.4g}"
-    out.print(f"Spends epsilon {server:.4f} against the server, and {local} against the shuffler, which no gate can verify.")
+    local = "no bounded epsilon" if shuffler is None else rounded_up(shuffler, 4)
+    out.print(
+        f"Spends epsilon {rounded_up(server, 4, 'f')} against the server, and {local} against the shuffler, which no gate can verify."
+    )
     if "differences" in answer:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if "theory" in answer:
@@ -451,6 +459,7 @@ def train(
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`
     """
+    from silodp.core.accounting import rounded_up
     from silodp.lab.training import Request, run_request
 
     request = Request(
@@ -472,7 +481,7 @@ def train(
     for column in ("silo", "epsilon", "delta", "spent"):
         table.add_column(column, justify="left" if column == "silo" else "right")
     for s in summary["silos"]:
-        table.add_row(s["name"], f"{s['epsilon']:g}", f"{s['delta']:.3g}", f"{s['spent_epsilon']:.4f}")
+        table.add_row(s["name"], f"{s['epsilon']:g}", f"{s['delta']:.3g}", rounded_up(s["spent_epsilon"], 4, "f"))
     out.print(table)
     score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
     if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:

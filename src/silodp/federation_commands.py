@@ -406,6 +406,7 @@ def run(
 
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
+    from silodp.core.accounting import rounded_up
     from silodp.server.conduct import Conduct, Order
     from silodp.server.remote import Patience
 
@@ -440,7 +441,7 @@ def run(
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         out.print(
             f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']}, spent at most epsilon "
-            f"{silo['spent_epsilon_at_most']:.4g} of {silo['epsilon']:g}{f'; {missed}' if missed else ''}."
+            f"{rounded_up(silo['spent_epsilon_at_most'], 4)} of {silo['epsilon']:g}{f'; {missed}' if missed else ''}."
         )
     if "said" in conduct.summary:
         out.print(f"Here {conduct.summary['said']}.")

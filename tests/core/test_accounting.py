@@ -180,6 +180,14 @@ def test_a_spend_is_never_shown_as_less_than_it_is_and_hardly_as_more(digits):
     assert (rounded_up(0.0), rounded_up(math.inf), rounded_up(3 - 1e-12)) == ("0", "inf", "3")
 
 
+def test_a_spend_with_decimals_is_never_shown_as_less_but_for_float_noise():
+    for value in (*np.random.default_rng(0).lognormal(0, 3, 2000), 9.99999, 0.00001, 3.00004):
+        assert value * (1 - 1e-9) <= float(rounded_up(value, 4, "f")) <= value * (1 + 1e-9) + 1e-4
+    shown = [rounded_up(value, 4, "f") for value in (0.0, 2.999999997, 3.0, 3.0000000001, 3.00001, 1e-9, math.inf, math.nan)]
+    assert shown == ["0.0000", "3.0000", "3.0000", "3.0000", "3.0001", "0.0001", "inf", "nan"]
+    assert [rounded_up(value, 4) for value in (2.999999997, 3.0000000001, math.nan)] == ["3", "3", "nan"]
+
+
 def test_senseless_budgets_are_refused_in_one_sentence():
     for epsilon in (0, -1, math.nan):
         with pytest.raises(BadInput, match="epsilon is"):

@@ -156,6 +156,15 @@ def test_a_draw_is_never_cut():
     assert 10_000 < draw(repetitions_by_name("poisson:10000"), math.nextafter(1, 0)) < 12_000, "where the sum stays below 1"
 
 
+@pytest.mark.parametrize(("eta", "gamma"), [(1100.0, 0.5), (5000.0, 0.9), (1e9, 1 - 1e-6)])
+def test_a_law_of_large_eta_has_its_probabilities_although_gamma_to_the_eta_is_no_float(eta, gamma):
+    law = TruncatedNegativeBinomial(eta, gamma)
+    weights = np.array([law.probability(k) for k in range(4000)])
+    assert weights.sum() == pytest.approx(1, rel=1e-4)
+    assert weights @ np.arange(4000) == pytest.approx(law.mean, rel=1e-4)
+    assert draw(law, 0.5) == pytest.approx(law.mean, rel=0.01)
+
+
 def test_laws_are_found_by_name():
     assert repetitions_by_name("poisson:10").mean == 10
     assert repetitions_by_name("geometric:10").mean == pytest.approx(10)

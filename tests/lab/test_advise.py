@@ -386,8 +386,11 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
         (tmp_path / f"{i}.csv").write_text("a,b,c,label\n" + rows)
     ranges = ("--rounds", 3, "--phase", 1, "--step", 0.3, "--step", 1, "--clip", 1)
     files = [str(tmp_path / f"{i}.csv") for i in range(2)]
-    code, out, err = silodp("tune", "--silo", files[0], "--silo", files[1], *ranges, "--candidates", 2, "--out", tmp_path / "own")
+    code, out, err = silodp(
+        "tune", "--silo", files[0], "--silo", files[1], *ranges, "--candidates", 2, "--epsilon", 1.23454, "--out", tmp_path / "own"
+    )
     assert code == 0, err
+    assert "0: spent epsilon 1.2346 of 1.23454" in out
     assert "all of them are paid for" in out
     code, out, _ = silodp("tune", "--public", files[0], "--public", files[1], *ranges, "--trials", 1, "--out", tmp_path / "public")
     assert code == 0
@@ -414,6 +417,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
         ("--trust", "central", "--delta", 0),
         ("--trust", "central", "--epsilon", 1e-4),
         ("--trust", "central", "--repetitions", "poisson:0"),
+        ("--trust", "central", "--phase", 4, "--slope", -1),
         ("--trust", "central", "--out", "a.csv"),
     ],
     ids=lambda words: " ".join(map(str, words)),

@@ -163,6 +163,9 @@ def test_a_reading_says_whether_the_claim_holds():
     assert "does not hold with exact accounting (0 of 2 epsilons)" in reading(rows(0.2, 0.1))
     assert "privacy levels, holds with exact accounting (2 of 2 epsilons)" in reading(rows(0.1, 0.2))
     assert "50.0 % lower than MB-SGD (beyond two standard errors: better at 2, worse at 0 epsilons)" in reading(rows(0.1, 0.2))
+    assert "constants spend 2.01 where they claim 2." in reading(
+        [r | {"spent_epsilon": 1.001 * r["epsilon"] ** 1.001} for r in rows(0.1, 0.2)]
+    )
 
 
 def test_the_gallery_is_drawn_from_its_tables_alone(tmp_path):

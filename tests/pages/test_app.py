@@ -13,11 +13,13 @@ import pytest
 from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
 
 from silodp import cli
+from silodp.core.accounting import rounded_up
 from silodp.pages import runs
 from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
+from silodp.silo.durable import DurableLedger
 from silodp.silo.pause import pause_file, paused, set_paused
-from silodp.silo.policy import CODES
+from silodp.silo.policy import CODES, Place
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")
@@ -131,6 +133,8 @@ def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(p
     lines = [line.split() for line in (gated.policy.parent / "gate.log").read_text().splitlines()]
     assert page.count("<tr>") >= len(lines)
     assert CODES["clip"].replace("'", "&#x27;") in page
+    spent = rounded_up(DurableLedger.open(Place.load(gated.policy).ledger).spent(), 4)
+    assert f">{spent}<" in ask(port, "/silo")[1]
     for line in lines:
         assert line[0][:19].replace("T", " ") in page
     assert sum(line[1] == "answered" for line in lines) == page.count('<b class="answered">answered</b>')

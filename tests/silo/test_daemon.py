@@ -23,6 +23,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp import cli
+from silodp.core.accounting import rounded_up
 from silodp.core.codec import Answer, Envelope, Refusal, decode_reply, encode_query, encode_reply
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian, Grad, LocalSteps, Query
@@ -267,6 +268,7 @@ def test_status_says_what_is_left_and_what_was_asked_and_the_log_has_a_line_for_
     assert now["used"] - before["used"] > 0
     words = silodp("status", gate.silo.policy)[1]
     assert "the gate runs" in words
+    assert f"Epsilon {rounded_up(now['spent_epsilon'], 4)} of 3 is spent" in words
     assert f"{1 - now['used']:.1%} of the budget is left" in words
     lines = Path(gate.place.log).read_text().splitlines()[-4:]
     price = now["used"] - before["used"]
@@ -290,14 +292,15 @@ def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_
 
 
 BAD_DATA = [
-    ("a,outcome\nCANARY 987654,1\n", "column 'a', row 1"),
+    ("a,outcome\nCANARY 987654,1\n", "column 1, row 1"),
     ("a,outcome\n1.0,987654\n", "column 'outcome', row 1"),
     ('a,outcome\n1.0,"987654, row 7 (counted"\n', "column 'outcome', row 1 (counted"),
-    ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 'a', row 1 (counted"),
+    ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 1, row 1 (counted"),
     ("a,outcome\n1.0,1,987654\n", "row 1"),
     ("987654,1\n987655,0\n", "header"),
     ("987654;1\n", "header"),
     ("987654,987654\n", "header"),
+    ("987654,outcome\n1,1\n", "no header"),
     ("", "is empty"),
     ('"9876\n54",outcome\n1,1\n', "header"),
 ]
@@ -326,6 +329,24 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
             assert (code, err.count("\n")) == (2, 1), words
             assert wanted in err
             assert "9876" not in out + err
+    for text, label, classes in (
+        ("Jane 987654,1\nJoe,0\n", "1", "0,1"), ("987654.5,1\n987655,0\n", "1", "0,1"), ("Jane 987654,ill\nJoe,well\n", "ill", "ill,well"),
+    ):  # fmt: skip
+        data.write_text(text)
+        own = ("--silo", data, "--label", label, "--classes", classes)
+        deployed = ("--data", data, *own[2:], "--epsilon", 3)
+        for words in (
+            ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--out", tmp_path / "new"),
+            ("tune", *own, "--out", tmp_path / "new"),
+            ("profile", *own),
+            ("silo", "init", tmp_path / "new", *deployed),
+            ("ledger", "create", tmp_path / "new", *deployed),
+        ):
+            code, out, err = silodp(*words, of=())
+            assert (code, err.count("\n")) == (2, 1), words
+            assert "seems to have no header" in err
+            assert not any(cell in out + err for cell in ("9876", "Jane"))
+            assert not (tmp_path / "new").exists()
 
 
 def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_path, capfd):

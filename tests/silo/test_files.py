@@ -128,14 +128,14 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
         ("age,age ,diagnosis\n1,2,benign\n", ["more than one column with the name of column 1"]),
         (",age,diagnosis\n0,1,benign\n", ["column 1 has no name", "index=False"]),
         ('"a\nge",diagnosis\n1,benign\n', ["line break within its header"]),
-        ("age,bp,diagnosis\n1,2,benign\n1,abc,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
-        ("age,bp,diagnosis\n1,2,benign\n\n1,1_000,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
-        ("age,bp,diagnosis\n1,2,benign\n1,,benign\n", ["column 'bp', row 2 ", "missing"]),
-        ("age,bp,diagnosis\nx,2,benign\n1,NA,benign\n", ["column 'age', row 1 ", "not a finite number"]),
-        ("age,bp,diagnosis\n1,2,benign\n1,x,benign\n1,NA,benign\n", ["column 'bp', row 2 ", "not a finite number"]),
-        ("age,diagnosis\nNaN,benign\n", ["column 'age', row 1 ", "missing"]),
-        ("age,diagnosis\n1,benign\n-inf,benign\n", ["column 'age', row 2 ", "not a finite number"]),
-        ("age,diagnosis\n1e300,benign\n", ["column 'age', row 1 ", "single precision"]),
+        ("age,bp,diagnosis\n1,2,benign\n1,abc,benign\n", ["column 2, row 2 ", "not a finite number"]),
+        ("age,bp,diagnosis\n1,2,benign\n\n1,1_000,benign\n", ["column 2, row 2 ", "not a finite number"]),
+        ("age,bp,diagnosis\n1,2,benign\n1,,benign\n", ["column 2, row 2 ", "missing"]),
+        ("age,bp,diagnosis\nx,2,benign\n1,NA,benign\n", ["column 1, row 1 ", "not a finite number"]),
+        ("age,bp,diagnosis\n1,2,benign\n1,x,benign\n1,NA,benign\n", ["column 2, row 2 ", "not a finite number"]),
+        ("age,diagnosis\nNaN,benign\n", ["column 1, row 1 ", "missing"]),
+        ("age,diagnosis\n1,benign\n-inf,benign\n", ["column 1, row 2 ", "not a finite number"]),
+        ("age,diagnosis\n1e300,benign\n", ["column 1, row 1 ", "single precision"]),
         ("age,diagnosis\n1,benign\n2\n", ["row 2 ", "1 cells", "2 columns"]),
         ("age,diagnosis\n1,benign\n2,Malignant\n", ["column 'diagnosis', row 2 ", "not one of the classes 'benign', 'malignant'"]),
         ("age,diagnosis\n1,\n", ["column 'diagnosis', row 1 ", "missing"]),
@@ -144,7 +144,7 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
     ],
 )
 def test_a_bad_csv_is_refused_with_its_place_and_without_its_cells(tmp_path, content, parts):
-    sentence = refusal(text(tmp_path / "a.csv", content))
+    sentence = refusal(text(tmp_path / "a.csv", content)).replace(str(tmp_path), "")  # whose digits are no cell
     for part in ["a.csv", *parts]:
         assert part in sentence
     cells = set(re.split(r"[,;\n]", content if isinstance(content, str) else content.decode("latin1")))
@@ -154,7 +154,38 @@ def test_a_bad_csv_is_refused_with_its_place_and_without_its_cells(tmp_path, con
 
 def test_different_columns_are_refused_with_what_is_missing_and_extra(tmp_path):
     sentence = refusal(write(tmp_path / "a.csv"), write(tmp_path / "b.csv", FRAME.rename(columns={"bp": "pulse"})))
-    assert "b.csv lacks 'bp' and has besides 'pulse'" in sentence
+    assert "b.csv lacks column 2 of " in sentence
+    assert "and has column 2 besides" in sentence
+    assert "bp" not in sentence
+    assert "pulse" not in sentence
+    sentence = refusal(write(tmp_path / "a.npz"), write(tmp_path / "b.npz", FRAME.rename(columns={"bp": "pulse"})))
+    assert "and has column 'pulse' besides" in sentence
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "first"),
+    [
+        ("1", None, "Ms Jones,47.25,1"),
+        ("98765.5", (), "Ms Jones,47.25,98765.5"),
+        ("benign", CLASSES, "Ms Jones,47.25,benign"),
+        ("diagnosis", CLASSES, "47.25,NA,diagnosis"),
+    ],
+)
+def test_a_first_line_that_is_most_likely_a_record_is_refused_and_not_quoted(tmp_path, label, classes, first):
+    names = first.split(",")
+    frame = pd.DataFrame([[1.5, 2.5, "2" if classes == () else (classes or ("0", "1"))[k]] for k in (0, 1)], columns=names)
+    sentence = refusal(text(tmp_path / "a.csv", frame.to_csv(index=False)), label=label, classes=classes)
+    assert "a.csv seems to have no header" in sentence
+    assert not any(cell in sentence for cell in ("Jones", "47.25", "98765", "benign"))
+    assert load_silos([write(tmp_path / "a.npz", frame)], label, classes=classes).features == tuple(names[:2])
+
+
+def test_a_parquet_file_may_have_names_that_count_but_not_a_record_for_names(tmp_path):
+    counted = pd.DataFrame([[1.5, 2.5, "0"], [2.5, 1.5, "1"]], columns=["0", "1", "2"])
+    assert load_silos([write(tmp_path / "a.parquet", counted)], "2", classes=None).features == ("0", "1")
+    sentence = refusal(write(tmp_path / "b.parquet", counted.rename(columns={"0": "47.25", "1": "98765"})), label="2", classes=None)
+    assert "b.parquet seems to have no header" in sentence
+    assert "98765" not in sentence
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])

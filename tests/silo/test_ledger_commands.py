@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from silodp import cli
+from silodp.core.accounting import rounded_up
 from silodp.core.query import Event, FullBatch, Poisson
 from silodp.silo.chain import Entry
 from silodp.silo.durable import DurableLedger
@@ -123,11 +124,13 @@ def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
         ask(path, f"q{k}", asker="[red]server-7[/red] :skull:" if k == 2 else "server-7")
     DurableLedger.open(path).purge("q0")
     DurableLedger.open(path).slip(query_id="q3", digest=b"", kind="refine", asker="server-8", run="run-2").charge(
-        Event(FullBatch(), 9.0), [0]
+        Event(FullBatch(), 8.0), [0]
     )
     code, text, _ = silodp("show", path)
     assert code == 0
-    used = 1 - json.loads(silodp("show", path, "--json")[1])["queries"][-1]["left"]
+    told = json.loads(silodp("show", path, "--json")[1])
+    used = 1 - told["queries"][-1]["left"]
+    assert f"epsilon {rounded_up(told['spent_epsilon'], 4)} of 3 is spent" in text
     assert f"{1 - used:.1%} of the budget is left" in text
     assert text.count("█") == round(40 * used)
     for word in (

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core import shuffle
-from silodp.core.accounting import GDP
+from silodp.core.accounting import GDP, rounded_up
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Answer, Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
@@ -184,7 +184,7 @@ def test_the_ledger_shows_what_the_shuffler_may_learn_and_for_what_schedule_that
     assert code(door, asked("q1")[1]) == "answered"
     exit_code, text, _ = silodp("ledger", "show", ledger.path)
     assert exit_code == 0
-    assert f"epsilon is {ledger.local():.4g}, a bound for a schedule fixed in advance." in text
+    assert f"epsilon is {rounded_up(ledger.local(), 4)}, a bound for a schedule fixed in advance." in text
 
 
 def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_path):

@@ -42,10 +42,13 @@ class Budget:
             raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
-    """So many digits, never less than the value: nobody may be shown less than was spent."""
-    shown = f"{value:.{digits}g}"
-    return shown if float(shown) >= value * (1 - 1e-9) else f"{value + 0.5 * 10 ** (math.floor(math.log10(value)) - digits + 1):.{digits}g}"
+def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
+    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody may be shown less than was spent."""
+    shown = f"{value:.{digits}{style}}"
+    if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
+        return shown
+    before = math.floor(math.log10(value)) + 1 if style == "g" else 0
+    return f"{value + 0.5 * 10 ** (before - digits):.{digits}{style}}"
 
 
 def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:

@@ -82,7 +82,8 @@ class TruncatedNegativeBinomial:
         if self.eta == 0:
             return math.exp(tail) / (k * math.log(1 / self.gamma))
         product = math.lgamma(k + self.eta) - math.lgamma(1 + self.eta) - math.lgamma(k + 1)
-        return math.exp(tail + product) * self.eta / math.expm1(-self.eta * math.log(self.gamma))
+        power = self.eta * math.log(1 / self.gamma)  # eta / (e^power - 1) in logarithms, for e^power may be no float
+        return math.exp(tail + product + math.log(abs(self.eta)) - max(0.0, power) - math.log(-math.expm1(-abs(power))))
 
     def rdp(self, run: Run, order: float) -> float:
         """Theorem 2: eps' = eps + (1 + eta) ((1 - 1/b) eps_b + log(1/gamma) / b) + log E[K] / (order - 1), at the best other order b."""

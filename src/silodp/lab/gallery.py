@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from silodp.core.accounting import rounded_up
 from silodp.lab.compare import NOTE, improvement, read_table
 from silodp.lab.figures import draw_comparison
 from silodp.lab.study import CURVES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
@@ -60,7 +61,9 @@ def reading(rows: Sequence[dict]) -> str:
     ]
     if spent:
         most = max(spent, key=lambda r: r["spent_epsilon"] / r["epsilon"])
-        words.append(f"The paper's MB-SGD constants spend {most['spent_epsilon']:.2f} where they claim {most['epsilon']:g}.")
+        words.append(
+            f"The paper's MB-SGD constants spend {rounded_up(most['spent_epsilon'], 2, 'f')} where they claim {most['epsilon']:g}."
+        )
     return " ".join(words)
 
 

@@ -334,8 +334,9 @@ class _Desk:
         (budget,) = self.budgets
         self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
         self.mu = selected_mu(repetitions, budget, beside=self.beside)
-        self.once = self._budget(math.sqrt(self.beside), budget.delta) if self.beside else None
-        self.each = self._budget(self.mu, budget.delta)
+        self.once = self._plan([], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True) if self.beside else None
+        each = self._budget(self.mu, budget.delta)
+        self.each = [self._plan([candidate], [each], scaling=False) for candidate in tried]
 
     def compose(self, tick: Tick) -> dict:
         """Every candidate within one budget, on one ledger: the server sees them all."""
@@ -368,14 +369,13 @@ class _Desk:
         (budget,), tried, mu = self.budgets, self.tried, self.mu
         records, scaling = self.records, {}
         if self.once:
-            plan = self._plan([], [self.once], scaling=True)
-            records, scaling = self._scaled(plan, MemoryLedger(plan.rule, [[self.once]], self.records.counts))
+            records, scaling = self._scaled(self.once, MemoryLedger(self.once.rule, self.once.budgets.tolist(), self.records.counts))
         coins = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x7E,)))
         runs = draw(repetitions, float(coins.random()))
         best, file = None, None
         for k in range(runs):
             index = int(coins.integers(len(tried)))
-            plan = self._plan([tried[index]], [self.each], scaling=False)
+            plan = self.each[index]
             path = self.hidden / f"{k:03d}-{index}.safetensors"
             if not path.exists():
                 ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)

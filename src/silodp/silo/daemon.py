@@ -74,17 +74,7 @@ def read_records(place: Place, schema: Schema | None) -> Held:
     except Exception:
         raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
     x, y = loaded.records_raw[0]
-    if loaded.features and all(_number(name) for name in loaded.features) and Path(place.data).suffix != ".npz":
-        raise BadInput(f"{place.data} seems to have no header, for its columns are named by numbers; give each column a name")
     return Held(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
-
-
-def _number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:

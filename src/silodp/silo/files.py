@@ -48,6 +48,7 @@ def load_silos(
 ) -> Loaded:
     """Read one file per silo; afterwards every x is finite, with the first file's columns in their order, and every label is a class.
 
+    Refuses a file whose first line is most likely a record: the names of its columns would be printed and published as features.
     `classes` is declared, never read off the data: labels become 0..k-1 in that order. None takes the labels 0 and 1 only;
     an empty sequence means regression, with float targets. An NPZ may hold arrays x and y, in which case y is the label.
     With `holes` a feature's missing value is NaN; otherwise it is refused.
@@ -56,21 +57,24 @@ def load_silos(
     names = silo_names(paths, names)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
-    records, cells, order = [], [], []
+    records, cells, order, first = [], [], [], {}
     for path in paths:
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
         columns = [name for name in sheet.columns if name != sheet.label]
-        order = order or columns
+        _refuse_headless(path, columns, sheet.label, classes)
+        said = _sayings(path, sheet)
+        order, first = order or columns, first or said
         if set(columns) != set(order):
             lacks, besides = [c for c in order if c not in columns], [c for c in columns if c not in order]
-            parts = [f"{verb} {listed(which)}" for verb, which in (("lacks", lacks), ("has besides", besides)) if which]
+            parts = [f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}"] if lacks else []
+            parts += [f"has {_joined([said[c] for c in besides])} besides"] if besides else []
             raise BadInput(f"{path} and {paths[0]} must have the same columns, but {path} {' and '.join(parts)}.")
         if len(sheet.columns[sheet.label]) == 0:
             raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-        y = _labels(path, sheet.label, sheet.columns[sheet.label], classes)
+        y = _labels(path, said[sheet.label], sheet.columns[sheet.label], classes)
         x = np.empty((len(order), len(y)), np.float32)
         for j, column in enumerate(order):
-            x[j] = _numbers(path, column, sheet.columns[column], holes)
+            x[j] = _numbers(path, said[column], sheet.columns[column], holes)
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
         cells.append(sheet.columns)
@@ -248,6 +252,25 @@ def _check_columns(path: Path, names: list[str], label: str) -> None:
         raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
 
 
+def _refuse_headless(path: Path, features: Sequence[str], label: str, classes: Sequence[str] | None) -> None:
+    suffix = path.suffix.lower()
+    if suffix == ".csv" and (_is_number(label) or label in (classes or ())):
+        raise BadInput(f"{path} seems to have no header, for the label's column is named by a number or a class; give each column a name.")
+    counted = suffix == ".parquet" and set(features) <= set(map(str, range(len(features) + 1)))  # as pandas names columns without names
+    if suffix != ".npz" and all(map(_is_number, features)) and not counted:
+        raise BadInput(f"{path} seems to have no header, for its columns are named by numbers; give each column a name.")
+
+
+def _is_number(name: str) -> bool:
+    return name.lower() in MISSING or not np.isnan(number(name))
+
+
+def _sayings(path: Path, sheet: _Sheet) -> dict[str, str]:
+    """What to call each column: by number where its name may be a cell, as in a CSV; the label's name is the user's own word."""
+    numbered = path.suffix.lower() == ".csv"
+    return {name: f"column {i}" if numbered and name != sheet.label else f"column {name!r}" for i, name in enumerate(sheet.columns, 1)}
+
+
 def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -> np.ndarray:
     """The column as finite float32, or a refusal that names the first cell that is not one."""
     if values.dtype.kind in "biuf":
@@ -291,7 +314,7 @@ def _class(value: Any, index: dict[str, int]) -> int:
 
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
     what = "missing, but must be" if as_text(values[row]).strip().lower() in MISSING else "not"
-    raise BadInput(f"{path}, column {column!r}, {where(row)}: the value is {what} {wanted}.")
+    raise BadInput(f"{path}, {column}, {where(row)}: the value is {what} {wanted}.")
 
 
 def where(row: int) -> str:
@@ -326,5 +349,9 @@ def _repeated(items: Sequence[Any]) -> Any:
 
 
 def listed(items: Sequence[str], most: int = 8) -> str:
-    text = ", ".join(map(repr, items[:most]))
+    return _joined(list(map(repr, items)), most)
+
+
+def _joined(items: Sequence[str], most: int = 8) -> str:
+    text = ", ".join(items[:most])
     return text if len(items) <= most else f"{text} and {len(items) - most} more"

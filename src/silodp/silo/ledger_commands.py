@@ -95,6 +95,8 @@ def show(
 
     Example: `silodp ledger show clinic.ledger`
     """
+    from silodp.core.accounting import rounded_up
+
     opened = _open(path, anchor)
     summary, queries = _summary(opened), _queries(opened)
     if as_json:
@@ -102,13 +104,13 @@ def show(
         return
     left = 1 - summary["used"]
     out.print(
-        f"{path}: epsilon {summary['spent_epsilon']:.4g} of {summary['epsilon']:g} is spent (delta {summary['delta']:.3g}, {summary['rule']} rule, "
+        f"{path}: epsilon {rounded_up(summary['spent_epsilon'], 4)} of {summary['epsilon']:g} is spent (delta {summary['delta']:.3g}, {summary['rule']} rule, "
         f"{summary['records']} records).",
         soft_wrap=True,
     )
     out.print(f"{_bar(summary['used'])} {left:.1%} of the budget is left.")
     if "local_epsilon" in summary:
-        alone = f"is {summary['local_epsilon']:.4g}" if summary["local_epsilon"] is not None else "has no bound"
+        alone = f"is {rounded_up(summary['local_epsilon'], 4)}" if summary["local_epsilon"] is not None else "has no bound"
         out.print(
             f"That counts on the shuffler. Against whoever sees the silo's own counts, the shuffler itself too, epsilon {alone}, "
             "a bound for a schedule fixed in advance.",

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from silodp import listening
+from silodp.core.accounting import rounded_up
 from silodp.core.errors import BadInput
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, facts, join, section, table, tag
@@ -110,7 +111,7 @@ class GatePage:
         kinds = list(dict.fromkeys(q["kind"] for q in queries))
         charges = [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)]
         numbers = (
-            ("of the budget left", f"{1 - used:.1%}"), (f"ε spent, of {rules.epsilon:g}", f"{spent:.4g}"), ("queries charged", len(queries)),
+            ("of the budget left", f"{1 - used:.1%}"), (f"ε spent, of {rules.epsilon:g}", rounded_up(spent, 4)), ("queries charged", len(queries)),
             ("refused, as far as the log goes back", sum(self._refused().values())),
         )  # fmt: skip
         said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))

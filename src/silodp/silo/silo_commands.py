@@ -379,6 +379,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
+    from silodp.core.accounting import rounded_up
     from silodp.silo.durable import DurableLedger
     from silodp.silo.pause import paused
     from silodp.silo.policy import Place, Policy
@@ -401,7 +402,9 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     out.print(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
     if found["paused"]:
         out.print("It is paused, and refuses every query; `silodp silo resume` ends that.")
-    out.print(f"Epsilon {found['spent_epsilon']:.4g} of {rules.epsilon:g} is spent; {1 - found['used']:.1%} of the budget is left.")
+    out.print(
+        f"Epsilon {rounded_up(found['spent_epsilon'], 4)} of {rules.epsilon:g} is spent; {1 - found['used']:.1%} of the budget is left."
+    )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
     out.print(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")

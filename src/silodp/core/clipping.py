@@ -2,9 +2,9 @@
 
 Three paths give the same numbers. The ghost path, for chains of Linear layers and element-wise activations, never materialises a record's
 gradient: layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss by its output, so its norm
-and the clipped sum follow from a and e (`native.c` is the same path in C, for ReLU). The structured path, for convolutional and sequence models of known modules, takes a and e of a
-batch from one pass and makes each record's gradient of one layer from them. The fallback, for every other model, differentiates each
-record alone.
+and the clipped sum follow from a and e (`native.c` is the same path in C, for ReLU). The structured path, for convolutional and sequence
+models of known modules, takes a and e of a batch from one pass and makes each record's gradient of one layer from them. The fallback, for
+every other model, differentiates each record alone.
 
 Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that sums over few features vectorise.
 A norm is that of the very terms that are contributed; where terms can cancel, it is taken in float64 and their rounding is added to it.

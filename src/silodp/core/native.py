@@ -28,8 +28,10 @@ from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 
 SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC")
-WIDE = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
+FLAGS = (
+    *("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
+    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
+)
 LOSSES = [cross_entropy, logistic, squared_error]
 MOST = 16
 """Linear layers, as `native.c` has it."""
@@ -73,13 +75,13 @@ def _built(compiler: str) -> ctypes.CDLL:
     """
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
-    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS, *WIDE)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = cache / f"native-{name}.so"
     with (cache / "native.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together build it once
-        for path in (cache, *([found] if found.is_symlink() or found.exists() else [])):
+        for path in (cache, *([found] if os.path.lexists(found) else [])):
             if (about := path.lstat()).st_uid != os.getuid() or about.st_mode & 0o022 or path.is_symlink():
                 raise PermissionError(f"others may write {path}")
         if found.exists():
@@ -87,7 +89,7 @@ def _built(compiler: str) -> ctypes.CDLL:
                 return ctypes.CDLL(str(found))
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
-            subprocess.run([compiler, *FLAGS, *WIDE, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
+            subprocess.run([compiler, *FLAGS, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
             subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
             linked.chmod(0o700)
             linked.rename(found)

@@ -148,12 +148,18 @@ class Remote:
         self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
 
     def _frame(self, query: Query, silo: int) -> bytes:
+        return encode_query(self._envelope(query, silo), self._key)
+
+    def _envelope(self, query: Query, silo: int) -> Envelope:
         assert isinstance(query.mechanism, Gaussian)
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
         own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
         asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))
+        return self._addressed(asked, silo)
+
+    def _addressed(self, asked: Query, silo: int, round: str = "") -> Envelope:
         card = self._cards[silo]
-        return encode_query(Envelope(card.name, self._run, self._id(silo), card.definition, asked), self._key)
+        return Envelope(card.name, self._run, self._id(silo), card.definition, asked, round)
 
     def _id(self, silo: int) -> str:
         return hashlib.sha256(f"{self._run}/{self._sequence}/{self._cards[silo].name}".encode()).hexdigest()[:40]

@@ -16,7 +16,7 @@ import torch
 
 from silodp.core.box import box_length
 from silodp.core.card import Card
-from silodp.core.codec import Answer, Envelope, Sealed, encode_query
+from silodp.core.codec import Answer, Envelope, Sealed
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import Query, Shuffled
 from silodp.core.relay import DECLINED, Declined, Passed, Request, decode_outcome, encode_request, outcome_length
@@ -123,11 +123,7 @@ class ShuffledRemote(Remote):
         assert isinstance(mechanism, Shuffled)
         levels, bits = (int(torch.as_tensor(v).item()) for v in (mechanism.levels, mechanism.noise_bits))
         asked = Query(query.statistic, replace(mechanism, levels=levels, noise_bits=bits))
-        card = self._cards[silo]
-        return Envelope(card.name, self._run, self._id(silo), card.definition, asked, str(self._sequence))
-
-    def _frame(self, query: Query, silo: int) -> bytes:
-        return encode_query(self._envelope(query, silo), self._key)
+        return self._addressed(asked, silo, str(self._sequence))
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])

@@ -520,7 +520,7 @@ def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tm
         (lambda frame: encode_outcome(replace(old, round=round_of(frame), contributions=2), sign), "over 454 records of 2 silos"),
     )):  # fmt: skip
         with pytest.raises(BadInput, match=said):
-            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), patience=Patience(0.3, 0.3, 0.3))
+            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), patience=Patience(3.0, 3.0, 1.0))
 
 
 def journal_reply(folder: Path) -> bytes:

@@ -11,19 +11,22 @@ from silodp.core.clipping import clipped_sum
 from silodp.core.losses import cross_entropy
 from silodp.core.problem import Problem
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+kernels = pytest.importorskip("silodp.core.kernels", exc_type=ImportError)  # Triton is there where there is a GPU
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # torch's own thread, at its first product
+]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_are_exact_to_the_last_digits_of_float64(shared):
-    from silodp.core.kernels import products, square
-
     u, v = (
         torch.randn(3, 1 if shared else 4, 65, 300, device="cuda"),
         torch.randn(3, 4, 65, 300, device="cuda").transpose(2, 3).contiguous().transpose(2, 3),
     )
-    for found, (a, b) in zip(products(u, v), ((u, u), (v, v), (u, v)), strict=True):
-        torch.testing.assert_close(square(a), (a.double() * a.double()).sum(-2), rtol=1e-14, atol=1e-12)
+    for found, (a, b) in zip(kernels.products(u, v), ((u, u), (v, v), (u, v)), strict=True):
+        torch.testing.assert_close(kernels.square(a), (a.double() * a.double()).sum(-2), rtol=1e-14, atol=1e-12)
         torch.testing.assert_close(found, (a.double() * b.double()).sum(-2).expand_as(found), rtol=1e-14, atol=1e-12)
 
 
@@ -50,8 +53,6 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_gradients_by_a_convolution_s_weight_are_those_of_each_record_alone(name):
-    from silodp.core.kernels import conv_gradients
-
     layer, a = CONVOLUTIONS[name], torch.randn(3, CONVOLUTIONS[name].in_channels, 14, 13)
     slopes = torch.randn_like(layer(a))
     expected = []
@@ -60,7 +61,7 @@ def test_gradients_by_a_convolution_s_weight_are_those_of_each_record_alone(name
         twin(record[None]).backward(slope[None])
         expected.append(twin.weight.grad)
     padded = functional.pad(a, layer._reversed_padding_repeated_twice).cuda()
-    found = conv_gradients(padded, slopes.cuda(), layer.weight.shape, layer.stride, layer.dilation)
+    found = kernels.conv_gradients(padded, slopes.cuda(), layer.weight.shape, layer.stride, layer.dilation)
     torch.testing.assert_close(found.cpu().double(), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
@@ -78,3 +79,64 @@ def test_clipped_sums_of_convolutions_are_those_of_the_cpu_whatever_cudnn_may_ro
     here = clipped_sum(problem, w, x, y, weight, 0.5, reference=reference)
     there = clipped_sum(problem, *(t.cuda() for t in (w, x, y, weight)), 0.5, reference=None if reference is None else reference.cuda())
     assert float((there.cpu() - here).norm() / here.norm()) < (1e-5 if dtype == torch.float32 else 1e-12) * (1 if moved is None else 20)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", [name for name, layer in CONVOLUTIONS.items() if layer.groups == 1])
+def test_convolutions_by_the_kernel_are_those_of_the_cpu(name, bias):
+    layer, a = CONVOLUTIONS[name], torch.randn(3, CONVOLUTIONS[name].in_channels, 14, 13)
+    weight, offset = layer.weight.detach(), layer.bias.detach() if bias else None
+    expected = functional.conv2d(
+        a.double(), weight.double(), offset.double() if bias else None, layer.stride, layer.padding, layer.dilation
+    )
+    found = kernels.convolve(a.cuda(), weight.cuda(), offset.cuda() if bias else None, layer.stride, layer.padding, layer.dilation)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (2, 3), (5, 5), (17, 20)])
+def test_windows_give_the_maxima_and_gradients_of_torch_to_the_bit_also_for_ties_and_nan(kernel):
+    a = (3 * torch.randn(3, 4, 37, 41)).round()
+    a[0, 0, 0, 0] = torch.nan
+    a.requires_grad_()
+    expected = functional.max_pool2d(a, kernel)
+    e = torch.randn_like(expected)
+    expected.backward(e)
+    found, which = kernels.pool(a.detach().cuda(), kernel)
+    torch.testing.assert_close(found.cpu(), expected.detach(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(kernels.unpool(e.cuda(), which, a.shape[2:], kernel).cpu(), a.grad)
+
+
+@pytest.mark.parametrize("most", [512, 30])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("moved", [None, 1e-2])
+@pytest.mark.parametrize("sizes", [(6, 16, 3), (50, 64, 2), (63, 5, 16)])
+def test_a_small_network_s_sums_in_one_kernel_are_those_of_the_cpu(sizes, moved, own, most, monkeypatch):
+    monkeypatch.setattr(kernels, "MOST", most)
+    inputs, hidden, outputs = sizes
+    problem = Problem(nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)), cross_entropy)
+    x, y, weight = torch.randn(3, 70, inputs), torch.randint(0, outputs, (3, 70)), (torch.rand(3, 70) < 0.8).float()
+    x[weight == 0], y[0, 3] = torch.nan, outputs
+    w, clip = torch.randn(4, *((3,) if own else ()), problem.dim), torch.tensor([[0.1], [1.0], [5.0], [1e4]])
+    points = [w] if moved is None else [w, w + moved * torch.randn_like(w)]
+    here = clipped_sum(problem, w, x, y, weight, clip, reference=points[1] if moved else None)
+    places = torch.tensor([0, *problem.sizes]).cumsum(0).tolist()[:4]
+    there = kernels.network_sums(*([p.cuda() for p in points], *(t.cuda() for t in (x, y, weight, clip.double()))), sizes, places)
+    assert float((there.cpu() - here).norm() / here.norm()) < 1e-6 if moved is None else 1e-5
+    whole = clipped_sum(problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, native=True)
+    assert torch.equal(whole, there)
+
+
+@pytest.mark.parametrize("moved", [None, 1e-2])
+def test_unsound_records_and_runs_give_a_small_network_nothing(moved):
+    problem = Problem(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)), cross_entropy)
+    x, y, weight, w = torch.randn(2, 40, 6), torch.randint(0, 3, (2, 40)), torch.ones(2, 40), torch.randn(4, problem.dim)
+    x[0, 3], x[1, 7, 2], x[1, 8, 1] = torch.nan, torch.inf, 1e16
+    w[1], w[2, -1], clip = torch.nan, torch.inf, torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+    reference = None if moved is None else w + moved * torch.randn_like(w)
+    here = clipped_sum(problem, w, x, y, weight, clip, reference=reference)
+    there = clipped_sum(
+        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=None if moved is None else reference.cuda(), native=True
+    )
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+    assert here[0].any()
+    assert not there[1:].any()

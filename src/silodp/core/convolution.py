@@ -1,7 +1,8 @@
 """Convolution and max-pooling for the structured path: outputs, gradients by inputs, and each record's gradient by the weight.
 
-Convolutions of cuDNN are told each time not to round to TF32, whatever the process allows. A weight gradient is a product of patches of the
-input and the gradient by the output; on a GPU a kernel makes it without the patches.
+Convolutions of cuDNN are told each time not to round to TF32, whatever the process allows; those with few outputs, which it does slowly, are
+left to a kernel. A weight gradient is a product of patches of the input and the gradient by the output; on a GPU a kernel makes it without
+the patches.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 def by_kernel(a: Tensor) -> bool:
     return a.is_cuda and a.dtype == torch.float32
+
+
+FEW = 16
+"""With so many outputs or fewer the kernel is faster than cuDNN."""
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -75,6 +80,8 @@ def convolution(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None
     """The convolution without padding; or with `spare`, the rows and columns at the end that no patch reaches, its transpose."""
     if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
+    if by_kernel(a) and spare is None and layer.groups == 1 and len(weight) <= FEW:
+        return _kernels().convolve(a, weight, bias, layer.stride, (0, 0), layer.dilation)
     benchmark, deterministic, cudnn, allow_tf32 = a.is_cuda, True, True, False
     settings = layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups
     return torch.ops.aten._convolution(a, weight, bias, *settings, benchmark, deterministic, cudnn, allow_tf32)
@@ -85,6 +92,8 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
     if e.is_cuda and layer.stride == (1, 1) and layer.groups == 1:  # as a convolution of the padded gradient: cuDNN is three times as fast
         (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
         turned = weight.flip(2, 3).transpose(0, 1).contiguous()
+        if by_kernel(e) and len(turned) <= FEW:
+            return _kernels().convolve(e, turned, None, (1, 1), (dh * (kh - 1), dw * (kw - 1)), (dh, dw))
         around = functional.pad(e, (dw * (kw - 1), dw * (kw - 1), dh * (kh - 1), dh * (kh - 1)))
         return convolution(layer, around, turned, None)
     reach = [(e.shape[2 + i] - 1) * layer.stride[i] + layer.dilation[i] * (layer.kernel_size[i] - 1) + 1 for i in (0, 1)]
@@ -97,9 +106,7 @@ def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tenso
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
     if by_kernel(u):
-        from silodp.core import kernels  # Triton is there where there is a GPU
-
-        return kernels.conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
+        return _kernels().conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
     if _in_strips(layer):
         step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
         rows = [torch.bmm(e.flatten(2), u[:, k * step : k * step + length]) for k in range(layer.kernel_size[0])]
@@ -108,7 +115,23 @@ def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
     return columns.view(len(e), *layer.weight.shape)
 
 
-class MaxPool(torch.autograd.Function):
+def _kernels() -> Any:
+    from silodp.core import kernels  # Triton is there where there is a GPU
+
+    return kernels
+
+
+def max_pool(layer: nn.MaxPool2d, a: Tensor) -> Tensor:
+    if by_kernel(a) and _side_by_side(layer):
+        return _Windows.apply(layer, a)  # type: ignore[return-value]
+    return _MaxPool.apply(layer, a) if a.device.type == "cpu" else layer(a)  # type: ignore[return-value]
+
+
+def _side_by_side(layer: nn.MaxPool2d) -> bool:
+    return [*map(pair, (layer.stride, layer.padding, layer.dilation))] == [pair(layer.kernel_size), [0, 0], [1, 1]] and not layer.ceil_mode
+
+
+class _MaxPool(torch.autograd.Function):
     """Max-pooling on a CPU with the channels of all records side by side, over which torch's kernel for that layout vectorises."""
 
     @staticmethod
@@ -125,6 +148,21 @@ class MaxPool(torch.autograd.Function):
         a, places = ctx.saved_tensors
         settings = (*(pair(v) for v in ctx.settings[:4]), ctx.settings[4])
         return None, torch.ops.aten.max_pool2d_with_indices_backward(gradients[0].contiguous(), a, *settings, places)
+
+
+class _Windows(torch.autograd.Function):
+    """Max-pooling on a GPU by windows side by side, which remembers a byte for each instead of eight."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
+        ctx.size, ctx.kernel = a.shape[2:], pair(layer.kernel_size)
+        z, which = _kernels().pool(a.contiguous(), ctx.kernel)
+        ctx.save_for_backward(which)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, _kernels().unpool(gradients[0].contiguous(), *ctx.saved_tensors, ctx.size, ctx.kernel)
 
 
 def pair(setting: int | tuple[int, int]) -> list[int]:

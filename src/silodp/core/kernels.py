@@ -1,13 +1,22 @@
-"""What a GPU does better by hand: sums of products in float64 without copies of the numbers in float64."""
+"""What a GPU does better by hand: sums of products in float64 without copies of the numbers in float64, and networks with few channels.
+
+Products of matrices are float32 throughout: by multiply and add, or on tensor cores from three products of TF32 parts, which lose no more.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn import functional
 from triton import language as tl
+from triton.runtime.errors import OutOfResources
 
 BLOCK = 256
+
+Pair = tuple[int, int]
 
 
 def products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,12 +78,12 @@ def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, .
     """Each record's gradient (B, *shape) by a convolution's weight, for a padded input (B, C, H, W) and the gradient by the output.
 
     One program makes a tile of (outputs x kernel rows) by (channels x kernel columns), a product over the rows of the input and the columns
-    of the output, in float32 throughout: with few channels such a tile is fuller than that of outputs by patches.
+    of the output: with few channels such a tile is fuller than that of outputs by patches.
     """
     outputs, channels, kernel_rows, kernel_columns = shape
     groups, (rows, columns) = a.shape[1] // channels, e.shape[2:]
     high, wide = outputs // groups * kernel_rows, channels * kernel_columns
-    tall, broad = _tile(high), _tile(wide)
+    tall, broad = (16 if length <= 16 else 32 for length in (high, wide))
     tiles = triton.cdiv(high, tall), triton.cdiv(wide, broad)
     depth = ((rows - 1) * stride[0] + (kernel_rows - 1) * dilation[0] + 1) * columns
     out = torch.empty(len(a), *shape, device=a.device, dtype=a.dtype)
@@ -82,15 +91,10 @@ def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, .
         return out
     _conv_gradients[(len(a) * groups * tiles[0] * tiles[1],)](
         *(a, e, out, groups, *tiles, outputs // groups, channels, *a.shape[2:], rows, columns),
-        *(kernel_rows, kernel_columns, *stride, *dilation, tall, broad, depth, 32),
-        num_warps=max(1, tall * broad // 512),
+        *(kernel_rows, kernel_columns, *stride, *dilation, tall, broad, depth, 32 if depth < 512 else 64),
+        num_warps=1,
     )
     return out
-
-
-def _tile(length: int) -> int:
-    """The length of a tile that leaves least over, and of such the longest."""
-    return min((16, 32, 64), key=lambda tile: (triton.cdiv(length, tile) * tile, -tile))
 
 
 @triton.jit
@@ -143,6 +147,346 @@ def _conv_gradients(
         there = (shifted >= 0) & (shifted < ROWS * SH) & (shifted % SH == 0) & m_inside[:, None] & inside[None, :]
         left = tl.load(slopes[:, None] + shifted // SH * COLUMNS + j[None, :], mask=there, other=0.0)
         right = tl.load(inputs[None, :] + (row * WIDTH + j * SW)[:, None], mask=inside[:, None] & n_inside[None, :], other=0.0)
-        total = tl.dot(left, right, total, input_precision="ieee")
+        total = tl.dot(left, right, total, input_precision="tf32x3")
     at = out + record * (groups * outputs * channels * KH * KW) + (output * (channels * KH * KW) + k * KW)[:, None]
     tl.store(at + (own * (KH * KW) + column)[None, :], total, mask=m_inside[:, None] & n_inside[None, :])
+
+
+def convolve(
+    a: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
+) -> Tensor:
+    """The convolution of a (B, C, H, W) for few outputs, which one thread makes together for a place, so that each pixel is read once."""
+    records, channels, height, width = a.shape
+    outputs, _, *kernel = weight.shape
+    rows, columns = ((a.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
+    tall = 8 if outputs <= 8 else 16
+    broad = 2048 // tall
+    out = torch.empty(records, outputs, rows, columns, device=a.device, dtype=a.dtype)
+    if out.numel() == 0:
+        return out
+    columnwise = functional.pad(weight.flatten(1).t(), (0, -outputs % tall)).contiguous()
+    _convolve[(triton.cdiv(records * rows * columns, broad), triton.cdiv(outputs, tall))](
+        *(a.contiguous(), columnwise, out if bias is None else bias, out, records * rows * columns, outputs, columnwise.shape[1]),
+        *(channels, height, width, rows, columns, *kernel, *stride, *padding, *dilation, bias is not None, tall, broad),
+        num_warps=1,
+    )
+    return out
+
+
+@triton.jit
+def _convolve(
+    a,
+    weight,
+    bias,
+    out,
+    places,
+    outputs,
+    ACROSS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BIAS: tl.constexpr,
+    TALL: tl.constexpr,
+    BROAD: tl.constexpr,
+):
+    first = tl.program_id(0).to(tl.int64) * BROAD
+    record = first // (ROWS * COLUMNS)
+    place = (first % (ROWS * COLUMNS)).to(tl.int32) + tl.arange(0, BROAD)
+    inside = first + tl.arange(0, BROAD) < places
+    own = place // (ROWS * COLUMNS)
+    rest = place % (ROWS * COLUMNS)
+    top = rest // COLUMNS * SH - PH
+    left = rest % COLUMNS * SW - PW
+    patch = a + record * (CHANNELS * HEIGHT * WIDTH) + (own * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left)
+    o = tl.program_id(1) * TALL + tl.arange(0, TALL)
+    total = tl.zeros((TALL, BROAD), tl.float32)
+    for line in range(CHANNELS * KH):
+        down = line % KH * DH
+        there = inside
+        if PH > 0:
+            there = there & (top + down >= 0) & (top + down < HEIGHT)
+        for k in tl.static_range(KW):
+            seen = there
+            if PW > 0:
+                seen = seen & (left + k * DW >= 0) & (left + k * DW < WIDTH)
+            pixels = tl.load(patch + (line // KH * (HEIGHT * WIDTH) + down * WIDTH + k * DW), mask=seen, other=0.0)
+            weights = tl.load(weight + (line * KW + k) * ACROSS + o)
+            total = tl.fma(weights[:, None], pixels[None, :], total)
+    if BIAS:
+        total += tl.load(bias + o, mask=o < outputs, other=0.0)[:, None]
+    at = out + record * (ROWS * COLUMNS) * outputs + (own * (outputs * ROWS * COLUMNS) + rest)
+    tl.store(at[None, :] + (o * (ROWS * COLUMNS))[:, None], total, mask=(o < outputs)[:, None] & inside[None, :])
+
+
+def pool(a: Tensor, kernel: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The maxima of the windows of a (..., H, W), side by side from the top left, and which of each window's numbers they are."""
+    rows, columns = (a.shape[i - 2] // kernel[i] for i in (0, 1))
+    out = torch.empty(*a.shape[:-2], rows, columns, device=a.device, dtype=a.dtype)
+    which = torch.empty_like(out, dtype=torch.uint8 if kernel[0] * kernel[1] <= 256 else torch.int32)
+    if out.numel():
+        _pool[(triton.cdiv(out.numel(), BLOCK),)](a, out, which, out.numel(), *a.shape[-2:], rows, columns, *kernel, BLOCK)
+    return out, which
+
+
+def unpool(e: Tensor, which: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
+    """The gradient by an input of that height and width, for the gradient by the maxima."""
+    out = torch.empty(*e.shape[:-2], *size, device=e.device, dtype=e.dtype)
+    if out.numel():
+        _unpool[(triton.cdiv(out.numel(), 4 * BLOCK),)](e, which, out, out.numel(), *size, *e.shape[-2:], *kernel, 4 * BLOCK)
+    return out
+
+
+@triton.jit
+def _pool(
+    a,
+    out,
+    which,
+    places,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < places
+    rest = (place % (ROWS * COLUMNS)).to(tl.int32)
+    window = a + place // (ROWS * COLUMNS) * (HEIGHT * WIDTH) + (rest // COLUMNS * (KH * WIDTH) + rest % COLUMNS * KW)
+    best = tl.load(window, mask=inside, other=0.0)
+    chosen = tl.zeros((BLOCK,), tl.int32)
+    for k in tl.static_range(1, KH * KW):
+        found = tl.load(window + (k // KW * WIDTH + k % KW), mask=inside, other=0.0)
+        better = (found > best) | (found != found)
+        best = tl.where(better, found, best)
+        chosen = tl.where(better, k, chosen)
+    tl.store(out + place, best, mask=inside)
+    tl.store(which + place, chosen, mask=inside)
+
+
+@triton.jit
+def _unpool(
+    e,
+    which,
+    out,
+    places,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rest = (place % (HEIGHT * WIDTH)).to(tl.int32)
+    row, column = rest // WIDTH, rest % WIDTH
+    pooled = (place < places) & (row // KH < ROWS) & (column // KW < COLUMNS)
+    at = place // (HEIGHT * WIDTH) * (ROWS * COLUMNS) + (row // KH * COLUMNS + column // KW)
+    chosen = tl.load(which + at, mask=pooled, other=0).to(tl.int32)
+    slope = tl.load(e + at, mask=pooled, other=0.0)
+    tl.store(out + place, tl.where(pooled & (chosen == row % KH * KW + column % KW), slope, 0.0), mask=place < places)
+
+
+def network_sums(
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    sizes: Sequence[int],
+    places: Sequence[int],
+    memory: int = 2**31,
+) -> Tensor | None:
+    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy, all of it in one kernel; None for more than it holds.
+
+    points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1) in float64; `sizes` are inputs, hidden units and outputs, `places`
+    where weight, bias, weight and bias lie in a point. One program takes at most MOST records of one silo in one run, a tile at a time.
+    """
+    wide = [max(16, triton.next_power_of_2(size)) for size in (sizes[0] + 1, *sizes[1:])]
+    if max(wide[:2]) > 64 or wide[2] > 16:  # more than a multiprocessor holds
+        return None
+    (runs, silos, records), dim = (len(clips), *x.shape[:2]), points[0].shape[-1]
+    own, drawn, difference = points[0].dim() == 3, weight.dim() == 3, len(points) > 1
+    pieces = max(1, triton.cdiv(records, MOST))
+    x, y, weight = x.flatten(2).contiguous(), y.contiguous(), weight.float().contiguous()
+    out = torch.zeros(runs, silos, dim, device=x.device)
+    step = max(1, memory // max(1, 4 * pieces * silos * dim))
+    for j in range(0, runs if out.numel() and records else 0, step):
+        part = slice(j, j + step)
+        into = out[part] if pieces == 1 else torch.empty(pieces, *out[part].shape, device=x.device)
+        held = *(p[part].contiguous() for p in (points[0], points[-1])), x, y, weight[part] if drawn else weight, clips[part].contiguous()
+        try:
+            _network[(len(out[part]) * silos, pieces)](
+                *(
+                    *held,
+                    into,
+                    len(out[part]),
+                    silos,
+                    records,
+                    triton.cdiv(records, pieces),
+                    dim,
+                    dim * silos if own else dim,
+                    dim if own else 0,
+                ),
+                *(records * silos if drawn else 0, *places, *sizes, *wide, TILES[difference][0], difference),
+                num_warps=TILES[difference][1],
+            )
+        except OutOfResources:  # a smaller GPU
+            return None
+        if pieces > 1:
+            out[part] = into.sum(0, dtype=torch.float64)
+    return out
+
+
+MOST = 512
+"""Records that are summed in float32, one after the other: 192 additions, each of which rounds by 2^-23 of 512 clips at most."""
+
+TILES = ((16, 2), (32, 4))
+"""Records that are taken together, and warps that do it, for gradients and for differences. (With 8 warps Triton 3.6 miscompiles it.)"""
+
+
+@triton.jit
+def _network(
+    w,
+    reference,
+    x,
+    y,
+    weight,
+    clip,
+    out,
+    runs,
+    silos,
+    records,
+    piece,
+    dim,
+    of_run,
+    of_silo,
+    weights_of_run,
+    FIRST: tl.constexpr,
+    FIRST_BIAS: tl.constexpr,
+    SECOND: tl.constexpr,
+    SECOND_BIAS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNITS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    TILE: tl.constexpr,
+    DIFFERENCE: tl.constexpr,
+):
+    cell = tl.program_id(0).to(tl.int64)
+    run = cell % runs
+    silo = cell // runs
+    i = tl.arange(0, COLUMNS)
+    h = tl.arange(0, UNITS)
+    o = tl.arange(0, CLASSES)
+    point = w + run * of_run + silo * of_silo
+    other = reference + run * of_run + silo * of_silo
+    first = _first_layer(point, i, h, FIRST, FIRST_BIAS, INPUTS, HIDDEN)
+    second = _second_layer(point, h, o, SECOND, HIDDEN, OUTPUTS)
+    bias = tl.load(point + SECOND_BIAS + o, mask=o < OUTPUTS, other=float("-inf"))
+    if DIFFERENCE:
+        first2 = _first_layer(other, i, h, FIRST, FIRST_BIAS, INPUTS, HIDDEN)
+        second2 = _second_layer(other, h, o, SECOND, HIDDEN, OUTPUTS)
+        bias2 = tl.load(other + SECOND_BIAS + o, mask=o < OUTPUTS, other=float("-inf"))
+    limit = tl.load(clip + run)
+    by_first = tl.zeros((UNITS, COLUMNS), tl.float32)
+    by_second = tl.zeros((CLASSES, UNITS), tl.float32)
+    by_bias = tl.zeros((CLASSES,), tl.float32)
+    last = tl.minimum((tl.program_id(1) + 1) * piece, records)
+    for start in range(tl.program_id(1) * piece, last, TILE):
+        n = start + tl.arange(0, TILE)
+        at = silo * records + n
+        share = tl.load(weight + run * weights_of_run + at, mask=n < last, other=0.0)
+        there = share != 0
+        a = tl.load(x + at[:, None] * INPUTS + i[None, :], mask=there[:, None] & (i < INPUTS)[None, :], other=0.0)
+        a = tl.where(i[None, :] == INPUTS, 1.0, a)  # a bias is the weight of an input that is always 1
+        label = tl.load(y + at, mask=there, other=-1)
+        hit = ((o[:, None] == label[None, :]) & (o < OUTPUTS)[:, None]).to(tl.float32)
+        length = _length(a, 1)
+        hidden, e2, e1 = _through(first, second, bias, a, hit)
+        size2 = _exact(hidden, hidden) if DIFFERENCE else _length(hidden, 0)
+        sound = (length < 1e30) & (size2 < 1e30)
+        if DIFFERENCE:
+            hidden2, f2, f1 = _through(first2, second2, bias2, a, hit)
+            e1 = e1 - f1
+            e2 = e2 - f2
+            rise = hidden - hidden2
+            rise2 = _exact(rise, rise)
+            size = _length(e1, 0) * length + _exact(e2, e2) * (size2 + 1) + rise2 * _exact(f2, f2)
+            cross = _exact(hidden, rise) * _exact(e2, f2)
+            norm = tl.sqrt(tl.maximum(size * (1 + 1e-13) + 2 * cross, 0.0)) + tl.sqrt(size) * 9.5367431640625e-07
+            sound &= rise2 < 1e30
+        else:
+            norm = tl.sqrt(_length(e1, 0) * length + _length(e2, 0) * (size2 + 1))
+        scale = limit / tl.maximum(norm, tl.maximum(limit, 1e-19))
+        sound &= (norm < 1e300) & (scale >= 1.1754943508222875e-38)
+        scale = scale.to(tl.float32) * share
+        a = tl.where(sound[:, None], a, 0.0)
+        hidden = tl.where(sound[None, :], hidden, 0.0)
+        e1 = tl.where(sound[None, :], e1 * scale[None, :], 0.0)
+        e2 = tl.where(sound[None, :], e2 * scale[None, :], 0.0)
+        by_first = tl.dot(e1, a, by_first, input_precision="tf32x3")
+        by_second = tl.dot(e2, tl.trans(hidden), by_second, input_precision="tf32x3")
+        if DIFFERENCE:
+            f2 = tl.where(sound[None, :], f2 * scale[None, :], 0.0)
+            rise = tl.where(sound[None, :], rise, 0.0)
+            by_second = tl.dot(f2, tl.trans(rise), by_second, input_precision="tf32x3")
+        by_bias += tl.sum(e2, 1)
+    into = out + ((tl.program_id(1) * runs + run) * silos + silo) * dim
+    inside = (h < HIDDEN)[:, None] & (i < INPUTS)[None, :]
+    tl.store(into + FIRST + h[:, None] * INPUTS + i[None, :], by_first, mask=inside)
+    tl.store(into + FIRST_BIAS + h, tl.sum(tl.where(i[None, :] == INPUTS, by_first, 0.0), 1), mask=h < HIDDEN)
+    tl.store(into + SECOND + o[:, None] * HIDDEN + h[None, :], by_second, mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :])
+    tl.store(into + SECOND_BIAS + o, by_bias, mask=o < OUTPUTS)
+
+
+@triton.jit
+def _first_layer(point, i, h, FIRST: tl.constexpr, FIRST_BIAS: tl.constexpr, INPUTS: tl.constexpr, HIDDEN: tl.constexpr):
+    """The weight (h, i), with the bias behind its columns."""
+    there = (h < HIDDEN)[:, None] & (i < INPUTS)[None, :]
+    weight = tl.load(point + FIRST + h[:, None] * INPUTS + i[None, :], mask=there, other=0.0)
+    return tl.where(i[None, :] == INPUTS, tl.load(point + FIRST_BIAS + h, mask=h < HIDDEN, other=0.0)[:, None], weight)
+
+
+@triton.jit
+def _second_layer(point, h, o, SECOND: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
+    there = (o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :]
+    return tl.load(point + SECOND + o[:, None] * HIDDEN + h[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _through(first, second, bias, a, hit):
+    """For records a (n, i): the hidden units (h, n), and the gradients of the loss by the outputs (o, n) and by the hidden units' inputs."""
+    z = tl.dot(first, tl.trans(a), input_precision="tf32x3")
+    hidden = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    output = tl.dot(second, hidden, input_precision="tf32x3") + bias[:, None]
+    chance = tl.exp(output - tl.max(output, 0)[None, :])
+    e2 = (chance / tl.sum(chance, 0)[None, :] - hit) * tl.sum(hit, 0)[None, :]
+    e1 = tl.where(z > 0, tl.dot(tl.trans(second), e2, input_precision="tf32x3"), 0.0)
+    return hidden, e2, e1
+
+
+@triton.jit
+def _length(u, axis: tl.constexpr):
+    """||u||^2, with what squares may have lost to underflow."""
+    return tl.sum(u * u, axis).to(tl.float64) + u.shape[axis] * 1.1754943508222875e-38
+
+
+@triton.jit
+def _exact(u, v):
+    """u.v over rows in float64, where products of float32 numbers are exact: they are about to cancel."""
+    return tl.sum(u.to(tl.float64) * v.to(tl.float64), 0)

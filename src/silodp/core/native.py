@@ -2,7 +2,7 @@
 
 The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, `clipping` goes its own way.
 A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs.
-Simulations use it. A gate does not: what it loads is what was installed.
+Simulations use it. A gate does not: what it loads is what was installed. On a GPU a kernel does the same for one hidden layer.
 """
 
 from __future__ import annotations
@@ -108,8 +108,13 @@ def sums(
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
     """
-    made, chain = library(), _chain(problem, layers, x, y)
-    if made is None or chain is None or points[0].dtype != torch.float32 or not points[0].is_cpu or points[0].shape[-1] != problem.dim:
+    chain = _chain(problem, layers, x, y)
+    if chain is None or points[0].dtype != torch.float32 or points[0].shape[-1] != problem.dim:
+        return None
+    if points[0].is_cuda:
+        return _by_kernel(chain, problem, points, x, y, weight, clips, memory)
+    made = library()
+    if made is None or not points[0].is_cpu:
         return None
     (runs, silos, records), targets = (len(clips), *x.shape[:2]), chain[-1].outputs if problem.loss is squared_error else 1
     pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
@@ -131,6 +136,19 @@ def sums(
         if pieces > 1:
             out[part] = into.sum(2)
     return out
+
+
+def _by_kernel(
+    chain: ctypes.Array[_Layer], problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, memory: int
+) -> Tensor | None:
+    fits = len(chain) == 2 and problem.loss is cross_entropy and not y.is_floating_point() and [layer.relu for layer in chain] == [1, 0]
+    if not fits or min(layer.bias for layer in chain) < 0:
+        return None
+    from silodp.core.kernels import network_sums  # Triton is there where there is a GPU
+
+    sizes = chain[0].inputs, chain[0].outputs, chain[1].outputs
+    places = [place for layer in chain for place in (layer.weight, layer.bias)]
+    return network_sums(points, x.to(torch.float32), y, weight, clips, sizes, places, memory)
 
 
 def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctypes.Array[_Layer] | None:

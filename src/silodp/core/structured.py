@@ -20,7 +20,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from silodp.core.blocks import MeanPool, Residual, SelfAttention
-from silodp.core.convolution import MaxPool, by_kernel, conv_factor, conv_forward, conv_gradients, conv_known, pair
+from silodp.core.convolution import by_kernel, conv_factor, conv_forward, conv_gradients, conv_known, max_pool, pair
 from silodp.core.layers import ELEMENTWISE, RULES, Parameters, Term, owned, plain
 from silodp.core.problem import Problem
 
@@ -362,7 +362,7 @@ class Pass:
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():
                 raise _Unknown
-            z = MaxPool.apply(module, a) if type(module) is nn.MaxPool2d and a.device.type == "cpu" else module(a)
+            z = max_pool(module, a) if type(module) is nn.MaxPool2d else module(a)
             self.made += z.numel()
             return z
         if not rule.known(module, a.dim()):

@@ -22,7 +22,7 @@ TINY = Study("wbcd", 4, GRID, trials=2, epsilons=(1.0, 6.0), model="mlp:3", meth
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """All in this process."""
-    monkeypatch.setattr(lab, "spread", lambda work, tasks: (work(*task) for task in tasks))
+    monkeypatch.setattr(lab, "spread", lambda work, tasks, on_gpu=(): (work(*task) for task in tasks))
 
 
 def run(study: Study, folder: Path, **options) -> list[dict] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,17 +36,17 @@ def carry_out(
             raise BadInput(f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}")
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
-    units = [[(folder, *unit) for unit in pending(stores[folder], study, shard)] for folder, study in studies.items()]
-    work = [unit for turn in itertools.zip_longest(*units) for unit in turn if unit]  # in turn, so that CPU and GPU are busy together
+    work = [(folder, *unit) for folder, study in studies.items() for unit in pending(stores[folder], study, shard)]
     total = sum(len(study.arms()) * study.trials for study in studies.values())
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), disable=quiet
     ) as bar:
         names = ", ".join(dict.fromkeys(study.dataset for study in studies.values()))
         task = bar.add_task(f"{names}, {total} batches of runs", total=total, completed=total - len(work))
-        for folder, arm, trial, rows in spread(
-            _unit, [(folder, studies[folder], arm, trial, data_dir, gpu) for folder, arm, trial in work]
-        ):
+        tasks: dict[bool, list[tuple]] = {False: [], True: []}
+        for folder, arm, trial in work:
+            tasks[_on_gpu(studies[folder], gpu)].append((folder, studies[folder], arm, trial, data_dir, gpu))
+        for folder, arm, trial, rows in spread(_unit, tasks[False], tasks[True]):
             stores[folder].add(arm.key, trial, rows)
             bar.advance(task)
     return {f: _close(f, s, store) for f, s in studies.items() if not pending(store := Store(f, shard), s)}  # others may have written
@@ -62,7 +61,7 @@ def _close(folder: Path, study: Study, store: Store) -> list[dict]:
 
 
 def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | None, gpu: bool) -> tuple[Path, Arm, int, list[dict]]:
-    device = "cuda" if gpu and study.dataset in ON_GPU and torch.cuda.is_available() else "cpu"
+    device = "cuda" if _on_gpu(study, gpu) else "cpu"
     split = _split(study.dataset, trial, data_dir, device)
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
@@ -71,6 +70,10 @@ def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | Non
     who = study.participation(arm, len(split.train), trial)
     batch = sampling_by_name(study.sampling, find(arm.algorithm), study.rounds)
     return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch))
+
+
+def _on_gpu(study: Study, gpu: bool) -> bool:
+    return gpu and study.dataset in ON_GPU and torch.cuda.is_available()
 
 
 def _describe(folder: Path, study: Study, split: Split, parameters: int) -> None:

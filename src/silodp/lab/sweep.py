@@ -33,6 +33,9 @@ from silodp.silo.datasets import Split
 
 Result = TypeVar("Result")
 
+ON_GPU = 2
+"""Processes that share a GPU, which hide each other's waiting; it takes turns between them, and with six much of it was lost."""
+
 GRID = ("step", "clip", "slope", "momentum", "kappa")
 """Hyper-parameters that may differ between the runs of one batch; everything else shapes the schedule and is fixed per arm."""
 
@@ -140,21 +143,27 @@ def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: fl
     return with_multipliers(dry, noisy, counts, [[Budget(math.inf, n**-2.0) for n in counts]] * len(points), participation)
 
 
-def spread(work: Callable[..., Result], tasks: Sequence[tuple]) -> Iterator[Result]:
+def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = ()) -> Iterator[Result]:
     """Results as they finish, from one single-threaded process for each core: batches of runs are independent, so cores need not wait
-    for each other inside one."""
-    workers = min(os.cpu_count() or 1, len(tasks))
-    if workers <= 1:
-        yield from (work(*task) for task in tasks)
+    for each other inside one. Tasks for a GPU have a few processes beside them, as many as keep it busy and it has room for.
+    """
+    cores = os.cpu_count() or 1
+    room = min(ON_GPU, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)) if on_gpu else 0
+    groups = [(some, most) for some, most in ((tasks, min(cores, len(tasks))), (on_gpu, min(room, len(on_gpu)))) if some]
+    if sum(most for _, most in groups) <= 1:
+        yield from (work(*task) for some, _ in groups for task in some)
         return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+    pools = [
+        ProcessPoolExecutor(most, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) for _, most in groups
+    ]
     try:
-        for done in as_completed([pool.submit(work, *task) for task in tasks]):
+        for done in as_completed([pool.submit(work, *task) for pool, (some, _) in zip(pools, groups, strict=True) for task in some]):
             yield done.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
 
 
 # --- the store ------------------------------------------------------------------------------------------------------------------

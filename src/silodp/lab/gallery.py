@@ -106,7 +106,8 @@ def _leaderboard(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Leaderboard: ISRL-DP methods under the same exact budget\n",
         "Test error in per cent, mean over the random splits ± standard error; the least of each row is bold. Every method spends the "
-        f"epsilon of its row, at delta = 1/n², by exact accounting. {NOTE}\n",
+        f"epsilon of its row, at delta = 1/n², by exact accounting. {NOTE} Steps are those of the paper's grids; on CIFAR-10 they end at 1, "
+        "and with so few rounds plain steps of that size, private or not, do not get far: what momentum and Adam gain there is speed.\n",
         "`silodp reproduce leaderboard --data-dir DIR`, then `silodp gallery`.\n",
     ]
     for name, study in LEADERBOARD.items():

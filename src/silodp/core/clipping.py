@@ -24,7 +24,7 @@ from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactiv
 from silodp.core.native import sums as in_c
 from silodp.core.problem import Problem
 from silodp.core.query import Number
-from silodp.core.structured import Node, Part, parts, structure
+from silodp.core.structured import Node, Part, parts, several, structure
 
 CHUNK = 2**26
 """Bytes that the temporaries of one chunk of runs, or of records of one run in the structured path, take on a CPU: less is all
@@ -208,12 +208,13 @@ def _add_structured(
 ) -> None:
     """Adds the clipped sums to out (J, S, d), at `size` bytes for a record; points are (S or 1, J, d), weight (S, J or 1, n)."""
     runs, own, constants = len(clips), points[0].shape[0] > 1, problem.constants(points[0])
+    together = several(problem, root)
     for group in [range(runs)] if weight.shape[1] == 1 else [range(j, j + 1) for j in range(runs)]:
         mask = weight[:, group[0] if weight.shape[1] > 1 else 0]
         order = _first(mask)
         silos, records = order.shape
         for _, s, n in _chunks(1, silos, records, size, memory, memory):
-            for silo in [slice(i, i + 1) for i in range(silos)[s]] if own else [s]:
+            for silo in [slice(i, i + 1) for i in range(silos)[s]] if own and not together else [s]:
                 chosen = order[silo, n]
                 rows = torch.arange(silos, device=x.device)[silo, None]
                 scale = mask[rows, chosen]
@@ -222,7 +223,7 @@ def _add_structured(
                 )
                 shared: dict[nn.Module, Tensor] = {}
                 for j in group:
-                    here = [p[silo if own else slice(None), j].squeeze(0) for p in points]
+                    here = [p[silo if own else slice(None), j].squeeze(0) for p in points]  # one point, or one for each silo
                     _add_parts(problem, parts(problem, root, here, constants, features, target, shared), scale, clips[j], out[j, silo])
 
 
@@ -293,7 +294,9 @@ def _scale(norm: Tensor, lengths: list[Tensor], weight: Tensor, clips: Tensor) -
     """
     tiny, (longest, smallest) = torch.finfo(weight.dtype).tiny, LIMITS[weight.dtype]
     scale = clips / torch.maximum(norm, clips.clamp(min=smallest))
-    if bool(scale.amin() >= tiny) and all(bool(length.amax() < longest**2) for length in lengths):
+    if (
+        not scale.is_cuda and bool(scale.amin() >= tiny) and all(bool(length.amax() < longest**2) for length in lengths)
+    ):  # (a GPU would wait)
         return scale.to(weight.dtype).mul_(weight), None
     sound = scale >= tiny
     for length in lengths:

@@ -77,11 +77,17 @@ class _Conv(torch.autograd.Function):
 
 
 def convolution(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None) -> Tensor:
-    """The convolution without padding; or with `spare`, the rows and columns at the end that no patch reaches, its transpose."""
+    """The convolution without padding; or with `spare`, the rows and columns at the end that no patch reaches, its transpose.
+
+    With weights (S, *shape) of S silos, whose records follow each other, each has its own.
+    """
     if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
-    if by_kernel(a) and spare is None and layer.groups == 1 and len(weight) <= FEW:
+    if by_kernel(a) and spare is None and layer.groups == 1 and weight.shape[-4] <= FEW:
         return _kernels().convolve(a, weight, bias, layer.stride, (0, 0), layer.dilation)
+    if weight.dim() == 5:
+        biases = [None] * len(weight) if bias is None else bias
+        return torch.cat([convolution(layer, *own, spare) for own in zip(a.chunk(len(weight)), weight, biases, strict=True)])
     benchmark, deterministic, cudnn, allow_tf32 = a.is_cuda, True, True, False
     settings = layer.stride, [0, 0], layer.dilation, spare is not None, spare or [0, 0], layer.groups
     return torch.ops.aten._convolution(a, weight, bias, *settings, benchmark, deterministic, cudnn, allow_tf32)
@@ -91,8 +97,8 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
     """The gradient by a padded input of that size."""
     if e.is_cuda and layer.stride == (1, 1) and layer.groups == 1:  # as a convolution of the padded gradient: cuDNN is three times as fast
         (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
-        turned = weight.flip(2, 3).transpose(0, 1).contiguous()
-        if by_kernel(e) and len(turned) <= FEW:
+        turned = weight.flip(-2, -1).transpose(-4, -3).contiguous()
+        if by_kernel(e) and turned.shape[-4] <= FEW:
             return _kernels().convolve(e, turned, None, (1, 1), (dh * (kh - 1), dw * (kw - 1)), (dh, dw))
         around = functional.pad(e, (dw * (kw - 1), dw * (kw - 1), dh * (kh - 1), dh * (kh - 1)))
         return convolution(layer, around, turned, None)

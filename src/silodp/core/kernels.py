@@ -155,18 +155,23 @@ def _conv_gradients(
 def convolve(
     a: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
 ) -> Tensor:
-    """The convolution of a (B, C, H, W) for few outputs, which one thread makes together for a place, so that each pixel is read once."""
-    records, channels, height, width = a.shape
-    outputs, _, *kernel = weight.shape
+    """The convolution of a (B, C, H, W) for few outputs, which one thread makes together for a place, so that each pixel is read once.
+
+    Weight and bias may have a first axis: of as many silos, whose records follow each other.
+    """
+    weight, bias = (t if t is None or weight.dim() == 5 else t[None] for t in (weight, bias))
+    silos, outputs, channels, *kernel = weight.shape
+    height, width = a.shape[2:]
     rows, columns = ((a.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
     tall = 8 if outputs <= 8 else 16
     broad = 2048 // tall
-    out = torch.empty(records, outputs, rows, columns, device=a.device, dtype=a.dtype)
+    out = torch.empty(len(a), outputs, rows, columns, device=a.device, dtype=a.dtype)
     if out.numel() == 0:
         return out
-    columnwise = functional.pad(weight.flatten(1).t(), (0, -outputs % tall)).contiguous()
-    _convolve[(triton.cdiv(records * rows * columns, broad), triton.cdiv(outputs, tall))](
-        *(a.contiguous(), columnwise, out if bias is None else bias, out, records * rows * columns, outputs, columnwise.shape[1]),
+    records = len(a) // silos
+    columnwise = functional.pad(weight.flatten(2).transpose(1, 2), (0, -outputs % tall)).contiguous()
+    _convolve[(triton.cdiv(records * rows * columns, broad), triton.cdiv(outputs, tall), silos)](
+        *(a.contiguous(), columnwise, out if bias is None else bias.contiguous(), out, records, outputs, columnwise.shape[2]),
         *(channels, height, width, rows, columns, *kernel, *stride, *padding, *dilation, bias is not None, tall, broad),
         num_warps=1,
     )
@@ -179,7 +184,7 @@ def _convolve(
     weight,
     bias,
     out,
-    places,
+    records,
     outputs,
     ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -199,10 +204,13 @@ def _convolve(
     TALL: tl.constexpr,
     BROAD: tl.constexpr,
 ):
+    silo = tl.program_id(2).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * BROAD
-    record = first // (ROWS * COLUMNS)
+    record = silo * records + first // (ROWS * COLUMNS)
     place = (first % (ROWS * COLUMNS)).to(tl.int32) + tl.arange(0, BROAD)
-    inside = first + tl.arange(0, BROAD) < places
+    inside = first + tl.arange(0, BROAD) < records.to(tl.int64) * (ROWS * COLUMNS)
+    weight += silo * (CHANNELS * KH * KW * ACROSS)
+    bias += silo * outputs
     own = place // (ROWS * COLUMNS)
     rest = place % (ROWS * COLUMNS)
     top = rest // COLUMNS * SH - PH

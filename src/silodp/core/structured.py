@@ -124,13 +124,14 @@ class Rule(NamedTuple):
     factor: Callable[..., Tensor]
     """(module, input) to u."""
     forward: Callable[..., Tensor]
-    """(module, parameters, input, u) to the output, newly made."""
+    """(module, parameters, input, u) to the output, newly made; parameters (S, *shape) where `several` and each silo has a point of its own."""
     part: Callable[..., Part]
     """(module, terms, names of the parameters to train) to what the layer contributes.
 
     A gradient is one term (u, e). A difference is the sum of two, (u1, De) and (Du, e2), or of the first alone where both points see the
     same input; what does not depend on the input, as a bias, comes from the first term alone.
     """
+    several: bool = False
 
 
 def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callable[..., Part]:
@@ -150,7 +151,11 @@ def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callab
 
 
 def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return functional.linear(a, p["weight"], p.get("bias"))
+    weight, bias = p["weight"], p.get("bias")
+    if weight.dim() == 2:
+        return functional.linear(a, weight, bias)
+    z = torch.bmm(a.reshape(len(weight), -1, a.shape[-1]), weight.transpose(1, 2))
+    return (z if bias is None else z + bias[:, None]).reshape(*a.shape[:-1], -1)
 
 
 def _linear_gradients(layer: nn.Linear, u: Tensor, e: Tensor) -> Tensor:
@@ -196,8 +201,8 @@ def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> 
 
 
 STRUCTURED: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part),
-    nn.Conv2d: Rule(conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places)),
+    nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part, several=True),
+    nn.Conv2d: Rule(conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places), several=True),
     nn.LayerNorm: Rule(
         lambda layer, axes: axes > len(layer.normalized_shape),
         lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
@@ -256,6 +261,12 @@ def structure(problem: Problem, x: Tensor) -> tuple[Node, int] | None:
         widths[key] = _width(problem, root, x)
     width = widths[key]
     return None if width is None else (root, width)
+
+
+def several(problem: Problem, node: Node) -> bool:
+    """Whether a pass can have a point for each silo: not where a layer has trained and frozen parameters side by side."""
+    fits = node.rule is None or (node.rule.several and len({full in problem.shapes for full in node.names.values()}) == 1)
+    return fits and all(several(problem, child) for child in node.children)
 
 
 def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
@@ -330,7 +341,7 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
 
 
 class Pass:
-    """The model at one point w (d,) over records (B, ...), with a tap at each layer that has parameters to train.
+    """The model at one point w (d,), or one for each silo (S, d), over records (B, ...), with a tap at each layer that has parameters to train.
 
     `shared` keeps, for further points and the same records, the factors of inputs that depend on no such parameter.
     """

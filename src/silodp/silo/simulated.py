@@ -137,16 +137,16 @@ class Simulated:
         """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
         multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
         multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
-        clip = torch.as_tensor(mechanism.clip, dtype=torch.float64).cpu()
-        sensitivity = 2 * clip * (1 + CLIP_TOLERANCE) / self._batch(mechanism.sampling, silos).squeeze(-1)
-        std = torch.where(multiplier == 0, 0.0, multiplier * sensitivity)
-        if not bool((std > 0).any()):
+        if not bool((multiplier > 0).any()):
             return mean
+        on = {"dtype": torch.float64, "device": mean.device}  # there: to fetch the clip from a GPU would be to wait for all it has to do
+        multiplier, clip, batch = (torch.as_tensor(v, **on) for v in (multiplier, mechanism.clip, self._batch(mechanism.sampling, silos)))
+        std = torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch.squeeze(-1)))
         shape = tuple(mean.shape[1:])
-        draws = np.empty((len(self._generators), *shape), np.float32)
-        for generator, world in zip(self._generators, draws, strict=True):
+        draws = torch.empty(len(self._generators), *shape, pin_memory=mean.is_cuda)
+        for generator, world in zip(self._generators, draws.numpy(), strict=True):
             generator.standard_normal(out=world, dtype=np.float32)
-        noise = torch.from_numpy(draws).to(mean)
+        noise = draws.to(mean, non_blocking=True)
         noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
         return torch.addcmul(mean, std.unsqueeze(-1).to(mean), noise)
 

@@ -169,9 +169,10 @@ def convolve(
     if out.numel() == 0:
         return out
     records = len(a) // silos
+    places = records * rows * columns
     columnwise = functional.pad(weight.flatten(2).transpose(1, 2), (0, -outputs % tall)).contiguous()
-    _convolve[(triton.cdiv(records * rows * columns, broad), triton.cdiv(outputs, tall), silos)](
-        *(a.contiguous(), columnwise, out if bias is None else bias.contiguous(), out, records, outputs, columnwise.shape[2]),
+    _convolve[(triton.cdiv(places, broad), triton.cdiv(outputs, tall), silos)](
+        *(a.contiguous(), columnwise, out if bias is None else bias.contiguous(), out, records, places, outputs, columnwise.shape[2]),
         *(channels, height, width, rows, columns, *kernel, *stride, *padding, *dilation, bias is not None, tall, broad),
         num_warps=1,
     )
@@ -185,6 +186,7 @@ def _convolve(
     bias,
     out,
     records,
+    places,
     outputs,
     ACROSS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -208,7 +210,7 @@ def _convolve(
     first = tl.program_id(0).to(tl.int64) * BROAD
     record = silo * records + first // (ROWS * COLUMNS)
     place = (first % (ROWS * COLUMNS)).to(tl.int32) + tl.arange(0, BROAD)
-    inside = first + tl.arange(0, BROAD) < records.to(tl.int64) * (ROWS * COLUMNS)
+    inside = first + tl.arange(0, BROAD) < places
     weight += silo * (CHANNELS * KH * KW * ACROSS)
     bias += silo * outputs
     own = place // (ROWS * COLUMNS)

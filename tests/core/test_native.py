@@ -1,4 +1,4 @@
-"""The ghost path in C gives the numbers of the one in torch, and leaves to it what is unsound."""
+"""The paths in C give the numbers of those in torch, and leave to them what is unsound."""
 
 import itertools
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from silodp.core import native
-from silodp.core.clipping import clipped_sum
-from silodp.core.layers import chain
+from silodp.core.clipping import clipped_sum, modules
 from silodp.core.losses import Huber, cross_entropy, logistic, squared_error
+from silodp.core.models import cnn
 from silodp.core.problem import Problem
 from silodp.core.query import CLIP_TOLERANCE
 
@@ -20,7 +20,21 @@ SMALL = nn.Sequential(nn.Linear(FEATURES, 70), nn.ReLU(), nn.Linear(70, 3))
 DEEP = nn.Sequential(
     nn.Linear(FEATURES, 19, bias=False), nn.ReLU(), nn.Linear(19, 16), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 2), nn.ReLU()
 )
+CNN = nn.Sequential(
+    *(nn.Conv2d(3, 7, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(7, 16, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()),
+    *(nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 3)),
+)
+ODD = (
+    nn.Sequential(  # rows and columns that pools leave over, padding of two kinds, no bias, no pool, no ReLU, a kernel longer than a block
+        *(nn.Conv2d(2, 5, (3, 2), padding=(1, 2), bias=False), nn.MaxPool2d((2, 3)), nn.Conv2d(5, 2, (2, 1), padding="valid"), nn.ReLU()),
+        *(nn.Sequential(nn.Conv2d(2, 3, (1, 7), padding=(0, 3)), nn.MaxPool2d((3, 1)), nn.ReLU()), nn.Flatten(), nn.Linear(3 * 4, 2)),
+    )
+)
+IMAGES = {"CNN": (3, 18, 18), "CNN of odd settings": (2, 9, 11), "ready CNN": (2 * 8 * 9,)}
 CASES = {
+    "CNN": (Problem(CNN, cross_entropy), (3, 40), lambda shape: torch.randint(0, 3, shape)),
+    "CNN of odd settings": (Problem(ODD, squared_error), (2, 17), lambda shape: torch.randn(*shape, 2)),
+    "ready CNN": (Problem(cnn((2, 8, 9), 2), cross_entropy), (1, 33), lambda shape: torch.randint(0, 2, shape)),
     "labels": (Problem(SMALL, cross_entropy), (3, 100), lambda shape: torch.randint(0, 3, shape)),
     "deep": (Problem(DEEP, squared_error), (2, 97), lambda shape: torch.randn(*shape, 2)),
     "one logit": (Problem(nn.Sequential(nn.Linear(FEATURES, 1)), logistic), (2, 7), lambda shape: torch.randint(0, 2, shape).float()),
@@ -32,7 +46,7 @@ CASES = {
 def sums(problem, w, x, y, weight, clip, reference=None, **about):
     """By C, which must do it."""
     clips = torch.as_tensor(clip, dtype=torch.float64).reshape(-1, 1).expand(len(w), 1)
-    found = native.sums(problem, chain(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips, **about)
+    found = native.sums(problem, modules(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips, **about)
     assert found is not None
     return found
 
@@ -42,7 +56,7 @@ def sums(problem, w, x, y, weight, clip, reference=None, **about):
 def test_the_sums_are_those_of_the_path_in_torch(case, difference):
     torch.manual_seed(0)
     problem, shape, targets = CASES[case]
-    x, y, clip = torch.randn(*shape, FEATURES), targets(shape), torch.tensor([[0.3], [2.0]])
+    x, y, clip = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), torch.tensor([[0.3], [2.0]])
     for own, weighted in itertools.product((False, True), repeat=2):
         seeds = range(4 * shape[0] if own else 4)
         w, reference = problem.initial(seeds).view(2, 2, *((shape[0],) if own else ()), problem.dim)
@@ -52,23 +66,25 @@ def test_the_sums_are_those_of_the_path_in_torch(case, difference):
         torch.testing.assert_close(sums(problem, w, x, y, weight, clip, **about), plain, rtol=2e-6, atol=2e-6 * float(plain.abs().max()))
 
 
+@pytest.mark.parametrize("case", ["labels", "CNN"])
 @pytest.mark.parametrize("difference", [False, True])
-def test_one_record_contributes_no_more_than_the_clip(difference):
+def test_one_record_contributes_no_more_than_the_clip(difference, case):
     torch.manual_seed(0)
-    problem = CASES["labels"][0]
-    x, y, w = torch.randn(2000, 1, FEATURES), torch.randint(0, 3, (2000, 1)), 3 * torch.randn(1, problem.dim)
+    problem = CASES[case][0]
+    x, y, w = torch.randn(2000, 1, *IMAGES.get(case, (FEATURES,))), torch.randint(0, 3, (2000, 1)), 3 * torch.randn(1, problem.dim)
     reference = w + 1e-3 * torch.randn_like(w) if difference else None
     for clip in (1e-6, 0.01, 1.0):
         longest = sums(problem, w, x, y, torch.ones(2000, 1), clip, reference).double().norm(dim=-1).max()
         assert longest <= clip * (1 + CLIP_TOLERANCE)
 
 
+@pytest.mark.parametrize("case", ["labels", "CNN"])
 @pytest.mark.parametrize("difference", [False, True])
-def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(difference):
+def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(difference, case):
     torch.manual_seed(0)
-    problem = CASES["labels"][0]
+    problem = CASES[case][0]
     w, reference = problem.initial([1, 2]), problem.initial([3, 4])
-    x, y, weight = torch.randn(3, 8, FEATURES), torch.randint(0, 3, (3, 8)), torch.ones(3, 8)
+    x, y, weight = torch.randn(3, 8, *IMAGES.get(case, (FEATURES,))), torch.randint(0, 3, (3, 8)), torch.ones(3, 8)
     about = {"reference": reference if difference else None}
     for value, label, share in ((0.0, 0, 1.0), (1.0, 9, 1.0), (torch.nan, 0, 1.0), (torch.inf, 1, 0.0), (1e30, 2, 1.0), (1e-42, 1, 1.0)):
         x[1, 3], y[1, 3], weight[1, 3] = value, label, share
@@ -78,10 +94,11 @@ def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(differe
             torch.testing.assert_close(ours, plain, rtol=2e-6, atol=2e-6)
 
 
-def test_threads_and_other_runs_change_no_bit():
+@pytest.mark.parametrize("case", ["many records", "CNN"])
+def test_threads_and_other_runs_change_no_bit(case):
     torch.manual_seed(0)
-    problem, shape, targets = CASES["many records"]
-    x, y, w = torch.randn(*shape, FEATURES), targets(shape), problem.initial(range(5))
+    problem, shape, targets = CASES[case]
+    x, y, w = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), problem.initial(range(5))
     weight, before = torch.ones(shape), torch.get_num_threads()
     together = sums(problem, w, x, y, weight, 1.0)
     try:
@@ -137,14 +154,32 @@ def test_other_activations_losses_and_shapes_stay_with_torch():
     ):
         problem = Problem(model, loss)
         point = torch.zeros(1, problem.dim)
-        assert native.sums(problem, chain(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert native.sums(problem, modules(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
     replaced, more = (nn.Sequential(nn.Linear(FEATURES, 2), nn.ReLU(), nn.Linear(2, 1)) for _ in range(2))
     replaced[2].weight, replaced[2].bias = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))
     more[0].register_parameter("extra", nn.Parameter(torch.zeros(4)))
     for model, y in ((replaced, labels.long()), (more, labels.long()), (nn.Sequential(nn.Linear(FEATURES, 2)), labels.double())):
         problem = Problem(model, cross_entropy)
         point = torch.zeros(1, problem.dim)
-        assert native.sums(problem, chain(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert native.sums(problem, modules(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+    frozen = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2 * 2 * 3, 2))
+    frozen[0].bias.requires_grad_(False)
+    for head in (
+        [nn.Conv2d(1, 2, 2, stride=(1, 1), dilation=(1, 2)), nn.Flatten(), nn.Linear(2 * 2 * 2, 2)],
+        [nn.Conv2d(1, 2, 2, stride=2), nn.Flatten(), nn.Linear(2 * 1 * 2, 2)],
+        [nn.Conv2d(1, 2, 2, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(2 * 4 * 5, 2)],
+        [nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(2 * 3 * 4, 2)],
+        [nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, stride=1), nn.Flatten(), nn.Linear(2 * 1 * 2, 2)],
+        [nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(2 * 2 * 2, 2)],
+        [nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 2 * 3, 2)],
+        [nn.Conv2d(1, 2, 2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(2 * 1 * 1, 2)],
+        list(frozen),
+    ):
+        problem, images = Problem(nn.Sequential(*head), cross_entropy), torch.zeros(2, 3, 1, 3, 4)
+        assert modules(problem, images) or head[0].padding_mode == "circular"
+        point = torch.zeros(1, problem.dim)
+        assert native.sums(problem, modules(problem, images), [point], images, labels.long(), torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert clipped_sum(problem, point, images, labels.long(), torch.ones(2, 3), 1.0, native=True).shape == (1, 2, problem.dim)
     problem = CASES["one target"][0]
     for point in (torch.zeros(1, problem.dim, dtype=torch.float64), torch.zeros(1, problem.dim + 1)):
-        assert native.sums(problem, chain(problem, x), [point], x, labels, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert native.sums(problem, modules(problem, x), [point], x, labels, torch.ones(2, 3), torch.ones(1, 1)) is None

@@ -24,7 +24,7 @@ from silodp.core.layers import Layer, Parameters, Term, activate, chain, deactiv
 from silodp.core.native import sums as in_c
 from silodp.core.problem import Problem
 from silodp.core.query import Number
-from silodp.core.structured import Node, Part, parts, several, structure
+from silodp.core.structured import Node, Part, parts, sequence, several, structure
 
 CHUNK = 2**26
 """Bytes that the temporaries of one chunk of runs, or of records of one run in the structured path, take on a CPU: less is all
@@ -68,7 +68,7 @@ def clipped_sum(
     runs, silos, records = w.shape[0], x.shape[0], x.shape[1]
     clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(runs, 1)
-    if native and layers and (sums := in_c(problem, layers, points, x, y, weight, clips, memory)) is not None:
+    if native and (sums := in_c(problem, layers or sequence(root), points, x, y, weight, clips, memory)) is not None:
         return sums
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
@@ -106,6 +106,12 @@ def records_at_once(problem: Problem, x: Tensor, silos: int, records: int, *, di
     size = record_bytes(problem, x, difference=difference)
     _, s, n = next(_chunks(1, silos, records, size, small, small))
     return min(s.stop, silos) * min(n.stop, records)
+
+
+def modules(problem: Problem, x: Tensor) -> Sequence[Layer | Node]:
+    """The model as a plain sequence of modules whose types are known; none if it is not one."""
+    layers, root, _ = _path(problem, x)
+    return layers or sequence(root)
 
 
 def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:

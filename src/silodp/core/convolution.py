@@ -128,12 +128,12 @@ def _kernels() -> Any:
 
 
 def max_pool(layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-    if by_kernel(a) and _side_by_side(layer):
+    if by_kernel(a) and side_by_side(layer):
         return _Windows.apply(layer, a)  # type: ignore[return-value]
     return _MaxPool.apply(layer, a) if a.device.type == "cpu" else layer(a)  # type: ignore[return-value]
 
 
-def _side_by_side(layer: nn.MaxPool2d) -> bool:
+def side_by_side(layer: nn.MaxPool2d) -> bool:
     return [*map(pair, (layer.stride, layer.padding, layer.dilation))] == [pair(layer.kernel_size), [0, 0], [1, 1]] and not layer.ceil_mode
 
 

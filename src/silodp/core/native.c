@@ -1,4 +1,5 @@
-/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU: the ghost path of clipping.py for float32 on a CPU.
+/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU, or of one behind convolutions (stages.c): the ghost and the
+structured path of clipping.py for float32 on a CPU.
 
 A tile of records goes through the whole chain while it lies in the cache: forward, backward, norms, scale, sum. In a tile records are rows,
 and a row is padded with zeros to whole vectors. Norms, and which records are unsound, are those of clipping.py and layers.py.
@@ -20,12 +21,14 @@ and a row is padded with zeros to whole vectors. Norms, and which records are un
 #endif
 #define DOWN 6
 #define TILE 48 /* a multiple of DOWN */
-#define TILES 4 /* that are summed in float32: then one record moves a sum by its own terms and 192^2 ulps of the clip */
-#define MOST 16 /* Linear layers */
+#define TOGETHER (4 * TILE) /* records that are summed in float32: then one moves a sum by its own terms and 192^2 ulps of the clip */
+#define MOST 16 /* Linear layers, and stages */
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16)));
 #define INLINE static inline __attribute__((always_inline))
+
+#include "stages.c"
 
 enum loss { CROSS_ENTROPY, LOGISTIC, SQUARED_ERROR };
 
@@ -35,18 +38,28 @@ struct call {
     long layers, loss, runs, silos, records, dim, targets, pieces, points;
     long own, weighted; /* whether each silo has its point, and each run its weights */
     const struct layer *layer;
+    long stages;
+    const struct stage *stage;
     const float *x, *y, *weight, *point[2];
     const double *clip;
     float *out;
 };
 
-struct flow { float *a[MOST], *z, *e[MOST], *forward[MOST], *backward[MOST], *bias[MOST]; };
+struct flow {
+    float *a[MOST], *z, *e[MOST], *forward[MOST], *backward[MOST], *bias[MOST];
+    const float *point;
+    float *x[MOST], *which[MOST], *g[MOST]; /* of stages: padded input, what pools chose, and each record's gradient */
+};
 
 struct tile {
     long rows, added;
     float *y, *weight, *ones, *sum[MOST], *sums[MOST];
     double *total[MOST], *totals[MOST];
     struct flow flow[2];
+    const float *record[TILE];
+    float *image, *up[2], *back, *share, *gathered[MOST];
+    double *square, *by_stage[MOST];
+    long *ka[MOST], *kb[MOST], *la[MOST], *lb[MOST];
 };
 
 INLINE long padded(long width) { return (width + LANES - 1) / LANES * LANES; }
@@ -158,8 +171,63 @@ static void slope(enum loss loss, long width, const float *z, const float *y, fl
     }
 }
 
-static void pass(const struct call *call, struct flow *f, const struct tile *t) {
+/* The stages' outputs as the rows that the first Linear layer reads. */
+static void stages_forward(const struct call *call, struct flow *f, const struct tile *t) {
+    for (long s = 0; s < call->stages; s++) {
+        const struct stage *stage = call->stage + s, *next = stage + 1;
+        struct shape this = shape(stage);
+        int last = s == call->stages - 1;
+        stage_forward(stage, f->point, t->ka[s], t->kb[s], f->x[s], t->image, f->which[s], last ? t->up[0] : f->x[s + 1],
+                      last ? this.pooled[0] : shape(next).high, last ? this.pooled[1] : shape(next).wide, last ? 0 : next->padding[0],
+                      last ? 0 : next->padding[1]);
+    }
+    long in = call->layer[0].in, wide = padded(in);
+    for (long r = 0; r < LANES; r++)
+        for (long i = 0; i < in; i++) f->a[0][r * wide + i] = t->up[0][i * LANES + r];
+}
+
+/* Each record's gradient by the stages' weights, from that by the first Linear layer's input. */
+static void stages_backward(const struct call *call, struct flow *f, struct tile *t, long rows) {
+    long in = call->layer[0].in, wide = padded(in), at = 0;
+    memset(t->back, 0, rows * wide * sizeof(float));
+    product(rows, wide, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], 0, t->back);
+    for (long i = 0; i < in; i++)
+        for (long r = 0; r < LANES; r++) t->up[0][i * LANES + r] = r < t->rows && !(f->a[0][r * wide + i] <= 0 && call->stage[call->stages - 1].relu) ? t->back[r * wide + i] : 0;
+    for (long s = call->stages - 1; s >= 0; s--, at = 1 - at) {
+        const struct stage *stage = call->stage + s;
+        stage_backward(stage, f->point, t->la[s], t->lb[s], f->x[s], t->image, f->which[s], t->up[at], f->g[s], s ? t->up[1 - at] : 0);
+        if (!s || !call->stage[s - 1].relu) continue;
+        struct shape this = shape(stage);
+        for (long c = 0; c < stage->channels; c++)
+            for (long y = 0; y < stage->height; y++)
+                for (long n = 0; n < stage->width; n++) {
+                    vec *e = (vec *)(t->up[1 - at] + ((c * stage->height + y) * stage->width + n) * LANES);
+                    vec a = load(f->x[s] + ((c * this.high + y + stage->padding[0]) * this.wide + n + stage->padding[1]) * LANES);
+                    *e = choose(a <= 0, (vec){0}, *e);
+                }
+    }
+}
+
+/* The stages' share of each record's squared norm. */
+static void stages_square(const struct call *call, struct tile *t) {
+    for (long r = 0; r < LANES; r++) t->square[r] = 0;
+    for (long s = 0; s < call->stages; s++) {
+        long count = weights(call->stage + s);
+        float *g = t->flow[0].g[s];
+        if (call->points == 2)
+            for (long i = 0; i < count * LANES; i++) g[i] -= t->flow[1].g[s][i];
+        for (long from = 0; from < count; from += 64) {
+            vec sum = {0};
+            for (long i = from; i < count && i < from + 64; i++) sum += load(g + i * LANES) * load(g + i * LANES);
+            for (long r = 0; r < LANES; r++) t->square[r] += sum[r];
+        }
+        for (long r = 0; r < LANES; r++) t->square[r] += count * (double)FLT_MIN;
+    }
+}
+
+static void pass(const struct call *call, struct flow *f, struct tile *t) {
     long rows = (t->rows + DOWN - 1) / DOWN * DOWN, last = call->layers - 1;
+    if (call->stages) stages_forward(call, f, t);
     for (long l = 0; l <= last; l++) {
         const struct layer *layer = call->layer + l;
         long in = padded(layer->in), out = padded(layer->out);
@@ -181,14 +249,18 @@ static void pass(const struct call *call, struct flow *f, const struct tile *t) 
         if (call->layer[l - 1].relu)
             for (long i = 0; i < rows * in; i++) e[i] = a[i] <= 0 ? 0 : e[i];
     }
+    if (call->stages) stages_backward(call, f, t, rows);
 }
+
+/* Whether both points see the same input of a layer. */
+INLINE int same(const struct call *call, long l) { return l == 0 && call->stages == 0; }
 
 /* Leaves a1 - a2 and e1 - e2 where a2 and e1 were. */
 static void differ(const struct call *call, struct tile *t) {
     for (long l = 0; l < call->layers; l++) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         float *a1 = t->flow[0].a[l], *a2 = t->flow[1].a[l], *e1 = t->flow[0].e[l], *e2 = t->flow[1].e[l];
-        if (l)
+        if (!same(call, l))
             for (long i = 0; i < t->rows * in; i++) a2[i] = a1[i] - a2[i];
         for (long i = 0; i < t->rows * out; i++) e1[i] = e1[i] - e2[i];
     }
@@ -197,13 +269,13 @@ static void differ(const struct call *call, struct tile *t) {
 /* weight * min(1, clip / norm) of record r, or NaN if it is unsound. */
 static float scale(const struct call *call, const struct tile *t, long r, double clip) {
     const double longest = 1e15 * 1e15, smallest = 1e-19;
-    double total = 0, size = 0;
-    int sound = 1;
+    double total = call->stages ? t->square[r] : 0, size = 0;
+    int sound = total < longest;
     for (long l = 0; l < call->layers; l++) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         int bias = call->layer[l].bias >= 0;
         const float *a = t->flow[0].a[l] + r * in, *e = t->flow[0].e[l] + r * out;
-        if (call->points == 1 || l == 0) {
+        if (call->points == 1 || same(call, l)) {
             double aa = square(a, in), part = square(e, out) * (aa + bias);
             sound &= aa < longest;
             total += part, size += part;
@@ -234,23 +306,45 @@ static void carry(const struct call *call, struct tile *t) {
         memset(t->sum[l], 0, call->layer[l].out * in * sizeof(float));
         memset(t->sums[l], 0, out * sizeof(float));
     }
+    for (long s = 0; s < call->stages; s++)
+        for (long i = 0; i < weights(call->stage + s); i++) {
+            vec *sum = (vec *)(t->gathered[s] + i * LANES);
+            for (long r = 0; r < LANES; r++) t->by_stage[s][i] += (*sum)[r];
+            *sum = (vec){0};
+        }
     t->added = 0;
+}
+
+/* Lays the tile's images side by side in the lanes, and zeros where there are fewer. */
+static void images(const struct call *call, struct tile *t) {
+    const struct stage *s = call->stage;
+    struct shape f = shape(s);
+    for (long c = 0; c < s->channels; c++)
+        for (long y = 0; y < s->height; y++) {
+            float *to = t->flow[0].x[0] + ((c * f.high + y + s->padding[0]) * f.wide + s->padding[1]) * LANES;
+            long from = (c * s->height + y) * s->width;
+            for (long n = 0; n < s->width; n++)
+                for (long r = 0; r < LANES; r++) to[n * LANES + r] = r < t->rows ? t->record[r][from + n] : 0;
+        }
 }
 
 /* Adds a tile's clipped gradients to the sums; the number of unsound records. */
 static long add(const struct call *call, struct tile *t, double clip) {
     long unsound = 0;
+    if (call->stages) images(call, t);
     for (long p = 0; p < call->points; p++) pass(call, t->flow + p, t);
     if (call->points == 2) differ(call, t);
+    if (call->stages) stages_square(call, t);
+    memset(t->share, 0, TILE * sizeof(float));
     for (long r = 0; r < t->rows; r++) {
-        float share = scale(call, t, r, clip);
+        float share = t->share[r] = scale(call, t, r, clip);
         if (isnan(share)) {
             unsound++;
             continue;
         }
         for (long p = 0; p < call->points; p++)
             for (long l = 0; l < call->layers; l++) {
-                if (p && !l) continue;
+                if (p && same(call, l)) continue;
                 long out = padded(call->layer[l].out);
                 float *e = t->flow[p].e[l] + r * out;
                 for (long i = 0; i < out; i++) e[i] *= share;
@@ -260,16 +354,21 @@ static long add(const struct call *call, struct tile *t, double clip) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         float *e = t->flow[0].e[l];
         product(call->layer[l].out, in, t->rows, e, 1, out, t->flow[0].a[l], 0, t->sum[l]);
-        if (call->points == 2 && l) product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, t->sum[l]);
+        if (call->points == 2 && !same(call, l)) product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, t->sum[l]);
         product(1, out, t->rows, t->ones, 0, 1, e, 0, t->sums[l]);
     }
-    t->rows = 0;
-    if (++t->added == TILES) carry(call, t);
+    for (long s = 0; s < call->stages; s++) {
+        vec share = load(t->share);
+        for (long i = 0; i < weights(call->stage + s); i++) *(vec *)(t->gathered[s] + i * LANES) += share * load(t->flow[0].g[s] + i * LANES);
+    }
+    t->added += t->rows, t->rows = 0;
+    if (t->added + TILE > TOGETHER) carry(call, t);
     return unsound;
 }
 
 /* The weights of a point as `pass` reads them. */
 static void unpack(const struct call *call, const float *w, struct flow *f) {
+    f->point = w;
     for (long l = 0; l < call->layers; l++) {
         const struct layer *layer = call->layer + l;
         long in = padded(layer->in), out = padded(layer->out);
@@ -284,7 +383,8 @@ static void unpack(const struct call *call, const float *w, struct flow *f) {
 
 /* One piece of one silo's records in one run. */
 static long work(const struct call *call, struct tile *t, long run, long silo, long piece) {
-    long in = call->layer[0].in, wide = padded(in), unsound = 0;
+    const struct stage *first = call->stage;
+    long in = call->stages ? first->channels * first->height * first->width : call->layer[0].in, wide = padded(in), unsound = 0;
     long from = piece * call->records / call->pieces, to = (piece + 1) * call->records / call->pieces;
     const float *weight = call->weight + ((call->weighted ? run * call->silos : 0) + silo) * call->records;
     const float *x = call->x + silo * call->records * in, *y = call->y + silo * call->records * call->targets;
@@ -294,12 +394,14 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
         memset(t->total[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(double));
         memset(t->totals[l], 0, padded(call->layer[l].out) * sizeof(double));
     }
+    for (long s = 0; s < call->stages; s++) memset(t->by_stage[s], 0, weights(call->stage + s) * sizeof(double));
     for (long r = from; r < to; r++) {
         if (weight[r] == 0) continue;
-        memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
+        t->record[t->rows] = x + r * in;
+        if (!call->stages) memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
         for (long k = 0; k < call->targets; k++) t->y[t->rows * call->targets + k] = y[r * call->targets + k];
         t->weight[t->rows++] = weight[r];
-        if (t->rows == TILE) unsound += add(call, t, call->clip[run]);
+        if (t->rows == (call->stages ? LANES : TILE)) unsound += add(call, t, call->clip[run]);
     }
     if (t->rows) unsound += add(call, t, call->clip[run]);
     carry(call, t);
@@ -310,6 +412,12 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
             for (long i = 0; i < layer->in; i++) out[layer->weight + o * layer->in + i] = t->total[l][o * padded(layer->in) + i];
             if (layer->bias >= 0) out[layer->bias + o] = t->totals[l][o];
         }
+    }
+    for (long s = 0; s < call->stages; s++) {
+        const struct stage *stage = call->stage + s;
+        long count = stage->outputs * shape(stage).taps;
+        for (long i = 0; i < count; i++) out[stage->weight + i] = t->by_stage[s][i];
+        for (long o = 0; o < stage->outputs && stage->bias >= 0; o++) out[stage->bias + o] = t->by_stage[s][count + o];
     }
     return unsound;
 }
@@ -336,7 +444,7 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
         struct flow *f = t->flow + p;
         for (long l = 0; l <= last; l++) {
             long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
-            f->a[l] = l || !p ? take(at, &used, TILE * in) : t->flow[0].a[0]; /* both points see the same records */
+            f->a[l] = p && same(call, l) ? t->flow[0].a[0] : take(at, &used, TILE * in); /* both points see the same records */
             f->e[l] = take(at, &used, TILE * out);
             f->forward[l] = take(at, &used, call->layer[l].in * out);
             f->backward[l] = take(at, &used, call->layer[l].out * in);
@@ -344,6 +452,30 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
         }
         f->z = take(at, &used, TILE * padded(call->layer[last].out));
     }
+    t->share = take(at, &used, TILE);
+    if (!call->stages) return used;
+    long image = 0, up = padded(call->layer[0].in);
+    for (long s = 0; s < call->stages; s++) {
+        const struct stage *stage = call->stage + s;
+        struct shape f = shape(stage);
+        long before = stage->channels * stage->height * stage->width, across = stage->outputs * stage->kernel[1];
+        image = f.size > image ? f.size : image, up = s && before > up ? before : up;
+        for (long p = 0; p < call->points; p++) {
+            struct flow *flow = t->flow + p;
+            flow->x[s] = p && !s ? t->flow[0].x[0] : take(at, &used, stage->channels * f.high * f.wide * LANES);
+            flow->which[s] = take(at, &used, stage->outputs * f.pooled[0] * f.pooled[1] * LANES);
+            flow->g[s] = take(at, &used, weights(stage) * LANES);
+        }
+        t->gathered[s] = take(at, &used, weights(stage) * LANES);
+        t->by_stage[s] = (double *)take(at, &used, 2 * weights(stage));
+        t->ka[s] = (long *)take(at, &used, 2 * f.taps), t->kb[s] = (long *)take(at, &used, 2 * f.taps);
+        t->la[s] = (long *)take(at, &used, 2 * across), t->lb[s] = (long *)take(at, &used, 2 * across);
+        if (at) places(stage, t->ka[s], t->kb[s], t->la[s], t->lb[s]);
+    }
+    t->image = take(at, &used, image * LANES);
+    t->up[0] = take(at, &used, up * LANES), t->up[1] = take(at, &used, up * LANES);
+    t->back = take(at, &used, TILE * padded(call->layer[0].in));
+    t->square = (double *)take(at, &used, 2 * LANES);
     return used;
 }
 

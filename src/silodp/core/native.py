@@ -1,4 +1,5 @@
-"""Loads `native.c`, the ghost path in C: a tile of records goes through a chain of Linear layers and ReLU while it lies in the cache.
+"""Loads `native.c`, the ghost path in C: a tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and
+max-pooling and such a chain, while it lies in the cache.
 
 The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, `clipping` goes its own way.
 A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs.
@@ -12,22 +13,26 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from silodp.core.layers import Layer
+from silodp.core.convolution import pair, side_by_side
 from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 
 SOURCE = Path(__file__).with_suffix(".c")
+STAGES = SOURCE.with_name("stages.c")
 FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
@@ -41,12 +46,22 @@ class _Layer(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("inputs", "outputs", "weight", "bias", "relu")]
 
 
+class _Stage(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("channels", "height", "width", "outputs")),
+        *((name, ctypes.c_long * 2) for name in ("kernel", "padding", "pool")),
+        *((name, ctypes.c_long) for name in ("relu", "weight", "bias")),
+    ]
+
+
 class _Call(ctypes.Structure):
     _numbers = ("layers", "loss", "runs", "silos", "records", "dim", "targets", "pieces", "points", "own", "weighted")
     _arrays = ("x", "y", "weight", "point", "reference", "clip", "out")
     _fields_ = [
         *((name, ctypes.c_long) for name in _numbers),
         ("layer", ctypes.POINTER(_Layer)),
+        ("stages", ctypes.c_long),
+        ("stage", ctypes.POINTER(_Stage)),
         *((name, ctypes.c_void_p) for name in _arrays),
     ]
 
@@ -75,7 +90,7 @@ def _built(compiler: str) -> ctypes.CDLL:
     """
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
-    name = hashlib.sha256(SOURCE.read_bytes() + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(SOURCE.read_bytes() + STAGES.read_bytes() + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = cache / f"native-{name}.so"
@@ -96,23 +111,38 @@ def _built(compiler: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(found))
 
 
-def takes(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> bool:
-    """Whether `native.c` is there and knows this chain of layers; its temporaries then take little."""
-    return library() is not None and _chain(problem, layers, x, y) is not None
+class Named(Protocol):
+    """A module, with the model's name of each of its parameters."""
+
+    module: nn.Module
+    names: dict[str, str]
+
+
+def takes(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> bool:
+    """Whether `native.c` is there and knows this sequence of modules; its temporaries then take little."""
+    return library() is not None and _model(problem, modules, x, y) is not None
 
 
 def sums(
-    problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, memory: int = 2**28
+    problem: Problem,
+    modules: Sequence[Named],
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    memory: int = 2**28,
 ) -> Tensor | None:
     """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`, or if a record is unsound.
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
     """
-    chain = _chain(problem, layers, x, y)
-    if chain is None or points[0].dtype != torch.float32 or points[0].shape[-1] != problem.dim:
+    model = _model(problem, modules, x, y)
+    if model is None or points[0].dtype != torch.float32 or points[0].shape[-1] != problem.dim:
         return None
+    stages, chain = model
     if points[0].is_cuda:
-        return _by_kernel(chain, problem, points, x, y, weight, clips, memory)
+        return None if stages else _by_kernel(chain, problem, points, x, y, weight, clips, memory)
     made = library()
     if made is None or not points[0].is_cpu:
         return None
@@ -128,7 +158,7 @@ def sums(
         held = [t.to(torch.float32).contiguous() for t in own]
         call = _Call(
             *(len(chain), LOSSES.index(problem.loss), len(into), silos, records, problem.dim, targets),
-            *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain, x.data_ptr(), y.data_ptr()),
+            *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain, len(stages), stages, x.data_ptr(), y.data_ptr()),
             *([t.data_ptr() for t in held] + [None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
         )
         if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
@@ -151,13 +181,29 @@ def _by_kernel(
     return network_sums(points, x.to(torch.float32), y, weight, clips, sizes, places, memory)
 
 
-def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctypes.Array[_Layer] | None:
-    """The layers as `native.c` has them; None if an activation, the loss or a shape is not for it."""
+def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> tuple[ctypes.Array[_Stage], ctypes.Array[_Layer]] | None:
+    """Stages and layers as `native.c` has them; None if a module, the loss or a shape is not for it."""
     places, at = {}, 0
     for name, size in zip(problem.shapes, problem.sizes, strict=True):
         places[name], at = at, at + size
+    if any(full not in places for node in modules for full in node.names.values()):  # frozen
+        return None
+    shape, rest = tuple(x.shape[2:]), list(modules)
+    if rest and type(first := rest[0].module) is nn.Unflatten:
+        shape, rest = tuple(first.unflattened_size), rest[1:]
+    stages: list[_Stage] = []
+    while rest and type(rest[0].module) is nn.Conv2d:
+        if (found := _stage(problem, places, shape, rest)) is None:
+            return None
+        stage, shape, rest = found
+        stages.append(stage)
+    if rest and type(rest[0].module) is nn.Flatten:
+        rest = rest[1:]
+    elif stages:
+        return None
     chain: list[_Layer] = []
-    for module, _, names, _ in layers:
+    for node in rest:
+        module, names = node.module, node.names
         shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
         if type(module) is nn.Linear:
             rows, columns = whole = (module.out_features, module.in_features)
@@ -168,9 +214,39 @@ def _chain(problem: Problem, layers: list[Layer], x: Tensor, y: Tensor) -> ctype
             chain[-1].relu = True
         else:
             return None
-    if not 0 < len(chain) <= MOST or problem.loss not in LOSSES:
+    if not 0 < len(chain) <= MOST or len(stages) > MOST or problem.loss not in LOSSES:
         return None
-    widths = [x.shape[2:].numel(), *(layer.outputs for layer in chain)]
+    widths = [math.prod(shape), *(layer.outputs for layer in chain)]
     labels = y.dim() == 2 and y.dtype != torch.float64  # in float32 a number beside a label could become it
     fits = {cross_entropy: labels, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
-    return (_Layer * len(chain))(*chain) if fits[problem.loss] and [layer.inputs for layer in chain] == widths[:-1] else None
+    if not fits[problem.loss] or [layer.inputs for layer in chain] != widths[:-1]:
+        return None
+    return (_Stage * len(stages))(*stages), (_Layer * len(chain))(*chain)
+
+
+def _stage(
+    problem: Problem, places: dict[str, int], shape: tuple[int, ...], modules: list[Named]
+) -> tuple[_Stage, tuple[int, ...], list[Named]] | None:
+    """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it; None if it is not for C."""
+    (node, *rest), pool, relu = modules, [1, 1], False
+    layer, names = node.module, node.names
+    while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
+        after, rest = rest[0].module, rest[1:]
+        if type(after) is nn.MaxPool2d:
+            if pool != [1, 1] or not side_by_side(after):
+                return None
+            pool = pair(after.kernel_size)
+        relu |= type(after) is nn.ReLU
+    assert isinstance(layer, nn.Conv2d)
+    whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+    shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
+    plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros") and layer.padding != "same"
+    if len(shape) != 3 or not plain or shapes not in ({"weight": whole}, {"weight": whole, "bias": whole[:1]}) or shape[0] != whole[1]:
+        return None
+    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+    sizes = [shape[1 + i] + 2 * padding[i] - layer.kernel_size[i] + 1 for i in (0, 1)]
+    if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
+        return None
+    places_of = places[names["weight"]], places[names["bias"]] if "bias" in names else -1
+    stage = _Stage(*shape, whole[0], *((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool)), relu, *places_of)
+    return stage, (whole[0], *(sizes[i] // pool[i] for i in (0, 1))), rest

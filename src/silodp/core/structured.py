@@ -263,6 +263,16 @@ def structure(problem: Problem, x: Tensor) -> tuple[Node, int] | None:
     return None if width is None else (root, width)
 
 
+def sequence(node: Node | None) -> list[Node]:
+    """The modules one after the other; none where the model is no plain sequence."""
+    if node is None:
+        return []
+    if type(node.module) is nn.Sequential:
+        parts = [sequence(child) for child in node.children]
+        return [child for part in parts for child in part] if all(parts) else []
+    return [] if node.children else [node]
+
+
 def several(problem: Problem, node: Node) -> bool:
     """Whether a pass can have a point for each silo: not where a layer has trained and frozen parameters side by side."""
     fits = node.rule is None or (node.rule.several and len({full in problem.shapes for full in node.names.values()}) == 1)

@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from silodp.core import native
-from silodp.core.clipping import clipped_sum, record_bytes, records_at_once
+from silodp.core.clipping import clipped_sum, modules, record_bytes, records_at_once
 from silodp.core.errors import BadInput
-from silodp.core.layers import chain
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
 from silodp.server.settings import find
@@ -53,7 +52,7 @@ def simulation_bytes(problem: Problem, features: Sequence[int], counts: Sequence
     record = (two - one) / half
     chunk = (
         silos * longest
-        if native.takes(problem, chain(problem, x), x, y)
+        if native.takes(problem, modules(problem, x), x, y)
         else records_at_once(problem, x, silos, longest, difference=difference)
     )
     vector = silos * problem.dim * w.element_size()

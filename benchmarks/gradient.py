@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from benchmarks.models import cnn, images, mlp, texts, transformer, vectors
 from benchmarks.table import Method, Row, build, compare
-from silodp.core.clipping import clipped_sum
-from silodp.core.layers import chain
+from silodp.core.clipping import clipped_sum, modules
 from silodp.core.losses import cross_entropy
+from silodp.core.native import takes
 from silodp.core.problem import Problem
 
 CLIP = 1.0
@@ -48,7 +48,8 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
         return Method(run, check=lambda: (run(), ours()))
 
     own = {"silodp": Method(ours, check=lambda: (ours(), ours()))}
-    if chain(Problem(model, cross_entropy), x):
+    problem = Problem(model, cross_entropy)
+    if takes(problem, modules(problem, x), x, y):
         own["silodp, without a C compiler"] = Method(plain, check=lambda: (plain(), ours()))
     return own | build(
         {

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from silodp import Problem
+from silodp.core.accounting import rounded_up
 from silodp.core.losses import cross_entropy
 from silodp.lab.evaluate import error_rate
 from silodp.silo.datasets import DATASETS
@@ -37,7 +38,7 @@ def main(engine: str = "nvflare", rounds: str = "16") -> None:
             told = json.loads(silodp("federation", "run", "--folder", folder, "--model", MODEL, *order, "--json"))
             for silo in told["silos"]:
                 print(
-                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, and spent epsilon {silo['spent_epsilon_at_most']:.3f}."
+                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, and spent epsilon {rounded_up(silo['spent_epsilon_at_most'])}."
                 )
                 print(silodp("ledger", "verify", folder / "silos" / silo["name"] / "ledger.db").strip())
         finally:

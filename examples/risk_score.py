@@ -7,6 +7,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 from silodp import ALGORITHMS, Budget, Gaussian, Problem, calibrate, simulate
+from silodp.core.accounting import rounded_up
 from silodp.core.losses import logistic
 from silodp.core.prox import L1, Part
 from silodp.lab.evaluate import error_rate
@@ -35,4 +36,4 @@ for name, weight in sorted(weights.items(), key=lambda pair: -abs(pair[1])):
 print(f"{sum(v != 0 for v in weights.values())} of 30 features are used.")
 print(f"Test error {error_rate(problem, w, split.test_x, split.test_y).item():.3f} (looked at raw data: a research figure).")
 for name, spent in zip(records.names, ledger.epsilon()[0], strict=True):
-    print(f"{name} has spent epsilon {spent:.4f} of 2.")
+    print(f"{name} has spent epsilon {rounded_up(spent)} of 2.")

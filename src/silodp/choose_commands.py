@@ -111,8 +111,9 @@ def _show_advice(answer: dict) -> None:
     else:
         out.print("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
     for silo in answer["gives_up"]:
+        mu = f" (mu = {silo['mu']:.3f})" if "mu" in silo else ""
         out.print(
-            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {silo['delta']:.3g} (mu = {silo['mu']:.3f}): "
+            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {silo['delta']:.3g}{mu}: "
             f"who knows all but one record and asks whether it is this one or another, finds at most {100 * silo['true_positives']:.1f} % "
             f"of those that are there at {100 * silo['false_positives']:g} % false alarms, and from a prior of 50 % is right at most "
             f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes {100 * silo['belief']:.1f} % "

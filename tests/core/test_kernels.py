@@ -65,6 +65,12 @@ def test_gradients_by_a_convolution_s_weight_are_those_of_each_record_alone(name
     torch.testing.assert_close(found.cpu().double(), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
+def test_pixels_that_no_patch_reads_may_hold_anything():
+    a, slopes = torch.randn(2, 1, 5, 5, device="cuda"), torch.randn(2, 1, 3, 5, device="cuda")
+    a[:, :, 1] = torch.nan
+    assert torch.isfinite(kernels.conv_gradients(a, slopes, torch.Size((1, 1, 1, 1)), (2, 1), (1, 1))).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("moved", [None, 1e-2])
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -12,6 +12,7 @@ from silodp.core.losses import Huber, cross_entropy, logistic, squared_error
 from silodp.core.models import cnn
 from silodp.core.problem import Problem
 from silodp.core.query import CLIP_TOLERANCE
+from silodp.lab.conformance.statistic import record_gradients
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
 
@@ -107,7 +108,8 @@ def test_threads_and_other_runs_change_no_bit(case):
     finally:
         torch.set_num_threads(before)
     assert bool((together == alone).all())
-    assert bool((sums(problem, w, x, y, weight, 1.0, memory=1) == alone).all())
+    little = native.bytes_held(problem, modules(problem, x), x, y, 1) if case in IMAGES else 1
+    assert bool((sums(problem, w, x, y, weight, 1.0, memory=little) == alone).all())
 
 
 def test_a_sum_of_many_records_loses_no_digits():
@@ -116,6 +118,52 @@ def test_a_sum_of_many_records_loses_no_digits():
     x, y, w = torch.ones(9, 50000, FEATURES), torch.zeros(9, 50000), problem.initial([0])
     found = sums(problem, w, x, y, torch.ones(9, 50000), 1.0).double() / 50000
     torch.testing.assert_close(found, clipped_sum(problem, w.double(), x[:, :1], y[:, :1], torch.ones(9, 1), 1.0), rtol=1e-6, atol=0)
+
+
+def test_lanes_without_a_record_add_nothing_whatever_the_weights_make_of_them():
+    conv = [nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 1, 1), nn.ReLU(), nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(16, 2)]
+    problem = Problem(nn.Sequential(*conv), cross_entropy)
+    w = problem.initial([1])
+    w[0, :6] = torch.tensor([3e38, 1, 3e38, 0.1, 10, 1])  # the bias of an image of zeros overflows, that of the records does not
+    x, y = -torch.ones(1, 5, 1, 4, 4), torch.zeros(1, 5).long()
+    torch.testing.assert_close(sums(problem, w, x, y, torch.ones(1, 5), 1.0), clipped_sum(problem, w, x, y, torch.ones(1, 5), 1.0))
+
+
+def test_a_gradient_beyond_the_limit_is_left_to_torch():
+    problem = Problem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 1)), squared_error)
+    w, x, y = problem.initial([1]), torch.randn(1, 1, 1, 8, 8), torch.full((1, 1), 1e16)
+    w[:, 20:] = 0
+    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(1, 1), torch.ones(1, 1).double()) is None
+
+
+def test_images_too_large_for_the_memory_are_left_to_torch():
+    problem, shape, targets = CASES["CNN"]
+    x, y, w = torch.randn(*shape, *IMAGES["CNN"]), targets(shape), problem.initial([0])
+    clips, needed = torch.ones(1, 1, dtype=torch.float64), native.bytes_held(problem, modules(problem, x), x, y, 1)
+    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(shape), clips, memory=needed - 1) is None
+    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(shape), clips, memory=needed) is not None
+
+
+def test_settings_that_torch_reads_in_its_own_way_give_what_the_model_gives():
+    later, short = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3)
+    later.padding = (1, 1)  # after it was made
+    heads = (
+        [nn.Unflatten(1, (1, -1, 8)), nn.Conv2d(1, 2, (1, 3), padding=(2, 0)), nn.MaxPool2d((3, 1)), nn.Flatten(), nn.Linear(24, 2)],
+        [nn.Unflatten(1, (1, 2, 8)), later, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)],
+        [nn.Unflatten(1, (1, 4, 4)), short, nn.MaxPool2d((2,)), nn.Flatten(), nn.Linear(2, 2)],
+    )
+    x, y, weight = torch.randn(2, 5, 16), torch.randint(0, 2, (2, 5)), torch.ones(2, 5)
+    for head in heads:
+        problem = Problem(nn.Sequential(*head), cross_entropy)
+        w = problem.initial([0])
+        alone = record_gradients(problem, w[0], x, y).sum(1)[None]
+        for c in (False, True):
+            torch.testing.assert_close(clipped_sum(problem, w, x, y, weight, torch.inf, native=c).double(), alone, rtol=1e-5, atol=1e-5)
+    cropped = Problem(
+        nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 1, padding=-1), nn.Flatten(), nn.Linear(8, 2)), cross_entropy
+    )
+    with pytest.raises(RuntimeError, match="negative padding"):
+        clipped_sum(cropped, cropped.initial([0]), x, y, weight, 1.0, native=True)
 
 
 def test_infinite_outputs_contribute_nothing():

@@ -17,7 +17,10 @@ from silodp.core.layers import Parameters
 
 
 def conv_known(layer: nn.Conv2d, axes: int) -> bool:
-    return axes == 4 and layer.padding_mode == "zeros"
+    shape = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+    pairs = [layer.kernel_size, layer.stride, layer.dilation, *([] if isinstance(layer.padding, str) else [layer.padding])]
+    fits = all(len(setting) == 2 and min(setting) >= 0 for setting in pairs) and tuple(layer.weight.shape) == shape
+    return axes == 4 and layer.padding_mode == "zeros" and fits
 
 
 def conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -55,7 +58,11 @@ def _in_strips(layer: nn.Conv2d) -> bool:
 
 
 def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    return functional.pad(a, layer._reversed_padding_repeated_twice) if any(layer._reversed_padding_repeated_twice) else a
+    if isinstance(layer.padding, str):
+        whole = [d * (k - 1) * (layer.padding == "same") for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    else:
+        whole = [2 * size for size in layer.padding]
+    return functional.pad(a, [size for both in reversed(whole) for size in (both // 2, both - both // 2)]) if any(whole) else a
 
 
 def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
@@ -171,5 +178,6 @@ class _Windows(torch.autograd.Function):
         return None, _kernels().unpool(gradients[0].contiguous(), *ctx.saved_tensors, ctx.size, ctx.kernel)
 
 
-def pair(setting: int | tuple[int, int]) -> list[int]:
-    return [setting, setting] if isinstance(setting, int) else [*setting]
+def pair(setting: int | tuple[int, ...]) -> list[int]:
+    both = [setting] if isinstance(setting, int) else [*setting]
+    return both * 2 if len(both) == 1 else both

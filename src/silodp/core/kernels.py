@@ -25,7 +25,7 @@ def products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     u, v = (t.expand(-1, runs, -1, -1).contiguous() if t.stride(3) != 1 else t.expand(-1, runs, -1, -1) for t in (u, v))
     silos, runs, features, records = u.shape
     sums = torch.empty(3, silos, runs, records, dtype=torch.float64, device=u.device)
-    grid = (triton.cdiv(records, BLOCK), silos * runs)
+    grid = (silos * runs, triton.cdiv(records, BLOCK))
     _products[grid](u, v, sums, features, records, runs, sums.stride(0), *u.stride()[:3], *v.stride()[:3], BLOCK=BLOCK)
     return sums[0], sums[1], sums[2]
 
@@ -35,14 +35,14 @@ def square(u: Tensor) -> Tensor:
     u = u if u.stride(3) == 1 else u.contiguous()
     silos, runs, features, records = u.shape
     total = torch.empty(silos, runs, records, dtype=torch.float64, device=u.device)
-    _square[(triton.cdiv(records, BLOCK), silos * runs)](u, total, features, records, runs, *u.stride()[:3], BLOCK=BLOCK)
+    _square[(silos * runs, triton.cdiv(records, BLOCK))](u, total, features, records, runs, *u.stride()[:3], BLOCK=BLOCK)
     return total
 
 
 @triton.jit
 def _square(u, out, features, records, runs, u0, u1, u2, BLOCK: tl.constexpr):
-    cell = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    cell = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < records
     total = tl.zeros((BLOCK,), tl.float64)
     for i in range(features):
@@ -54,9 +54,9 @@ def _square(u, out, features, records, runs, u0, u1, u2, BLOCK: tl.constexpr):
 
 @triton.jit
 def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2, BLOCK: tl.constexpr):
-    cell = tl.program_id(1).to(tl.int64)
+    cell = tl.program_id(0).to(tl.int64)
     silo, run = cell // runs, cell % runs
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < records
     uu = tl.zeros((BLOCK,), tl.float64)
     vv = tl.zeros((BLOCK,), tl.float64)
@@ -143,6 +143,11 @@ def _conv_gradients(
         row = place // COLUMNS
         j = place % COLUMNS
         inside = place < DEPTH
+        if SH > 1:  # rows that no patch reads may hold anything
+            read = row < 0
+            for i in tl.static_range(KH):
+                read |= (row >= i * DH) & (row - i * DH < ROWS * SH) & ((row - i * DH) % SH == 0)
+            inside &= read
         shifted = row[None, :] - (k * DH)[:, None]
         there = (shifted >= 0) & (shifted < ROWS * SH) & (shifted % SH == 0) & m_inside[:, None] & inside[None, :]
         left = tl.load(slopes[:, None] + shifted // SH * COLUMNS + j[None, :], mask=there, other=0.0)

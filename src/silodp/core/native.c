@@ -270,7 +270,7 @@ static void differ(const struct call *call, struct tile *t) {
 static float scale(const struct call *call, const struct tile *t, long r, double clip) {
     const double longest = 1e15 * 1e15, smallest = 1e-19;
     double total = call->stages ? t->square[r] : 0, size = 0;
-    int sound = total < longest;
+    int sound = 1;
     for (long l = 0; l < call->layers; l++) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         int bias = call->layer[l].bias >= 0;
@@ -293,6 +293,7 @@ static float scale(const struct call *call, const struct tile *t, long r, double
         total += 1e-13 * size;
         norm = sqrt(total < 0 ? 0 : total) + 8 * FLT_EPSILON * sqrt(size);
     }
+    if (call->stages) sound = sound && norm * norm < longest; /* as _add_parts has it */
     double least = clip > smallest ? clip : smallest, share = clip / (norm <= least ? least : norm);
     return sound && share >= FLT_MIN ? (float)share * t->weight[r] : NAN;
 }
@@ -359,7 +360,10 @@ static long add(const struct call *call, struct tile *t, double clip) {
     }
     for (long s = 0; s < call->stages; s++) {
         vec share = load(t->share);
-        for (long i = 0; i < weights(call->stage + s); i++) *(vec *)(t->gathered[s] + i * LANES) += share * load(t->flow[0].g[s] + i * LANES);
+        for (long i = 0; i < weights(call->stage + s); i++) { /* a lane without a record may hold anything */
+            vec part = share * load(t->flow[0].g[s] + i * LANES);
+            *(vec *)(t->gathered[s] + i * LANES) += choose(share == 0, (vec){0}, part);
+        }
     }
     t->added += t->rows, t->rows = 0;
     if (t->added + TILE > TOGETHER) carry(call, t);
@@ -479,13 +483,19 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
     return used;
 }
 
+/* Bytes that a thread takes. */
+long block_bytes(const struct call *call) {
+    struct tile tile;
+    return (lay_out(call, 0, &tile) * sizeof(float) + 63) / 64 * 64;
+}
+
 /* The number of records that are unsound, for which `out` does not hold; -1 without memory. */
 long clipped_sums(const struct call *call, long threads) {
     long unsound = 0, failed = 0, tasks = call->runs * call->silos * call->pieces;
 #pragma omp parallel num_threads(threads) reduction(+ : unsound, failed)
     {
         struct tile tile;
-        long size = (lay_out(call, 0, &tile) * sizeof(float) + 63) / 64 * 64;
+        long size = block_bytes(call);
         float *block = aligned_alloc(64, size);
         if (block) {
             memset(block, 0, size);

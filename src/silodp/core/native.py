@@ -27,7 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from silodp.core.convolution import pair, side_by_side
+from silodp.core.convolution import conv_known, pair, side_by_side
 from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 
@@ -79,6 +79,7 @@ def library() -> ctypes.CDLL | None:
     try:
         loaded = _built(found)
         loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
+        loaded.block_bytes.argtypes, loaded.block_bytes.restype = [ctypes.POINTER(_Call)], ctypes.c_long
     except (AttributeError, OSError, RuntimeError, subprocess.CalledProcessError):  # RuntimeError: there is no home
         return None
     return loaded
@@ -119,8 +120,19 @@ class Named(Protocol):
 
 
 def takes(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> bool:
-    """Whether `native.c` is there and knows this sequence of modules; its temporaries then take little."""
+    """Whether `native.c` is there and knows this sequence of modules; its temporaries then are what `bytes_held` says."""
     return library() is not None and _model(problem, modules, x, y) is not None
+
+
+def bytes_held(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor, points: int) -> int:
+    """Bytes that all threads of `native.c` take together, for a model that it takes."""
+    made, model = library(), _model(problem, modules, x, y)
+    assert made is not None
+    assert model is not None
+    stages, chain = model
+    targets = chain[-1].outputs if problem.loss is squared_error else 1
+    call = _Call(layers=len(chain), dim=problem.dim, targets=targets, points=points, layer=chain, stages=len(stages), stage=stages)
+    return made.block_bytes(ctypes.byref(call)) * torch.get_num_threads()
 
 
 def sums(
@@ -144,7 +156,7 @@ def sums(
     if points[0].is_cuda:
         return None if stages else _by_kernel(chain, problem, points, x, y, weight, clips, memory)
     made = library()
-    if made is None or not points[0].is_cpu:
+    if made is None or not points[0].is_cpu or (stages and bytes_held(problem, modules, x, y, len(points)) > memory):
         return None
     (runs, silos, records), targets = (len(clips), *x.shape[:2]), chain[-1].outputs if problem.loss is squared_error else 1
     pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
@@ -191,6 +203,8 @@ def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> 
     shape, rest = tuple(x.shape[2:]), list(modules)
     if rest and type(first := rest[0].module) is nn.Unflatten:
         shape, rest = tuple(first.unflattened_size), rest[1:]
+        if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):  # torch would make out a size of -1
+            return None
     stages: list[_Stage] = []
     while rest and type(rest[0].module) is nn.Conv2d:
         if (found := _stage(problem, places, shape, rest)) is None:
@@ -240,7 +254,7 @@ def _stage(
     assert isinstance(layer, nn.Conv2d)
     whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
     shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
-    plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros") and layer.padding != "same"
+    plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == ((1, 1), (1, 1), 1, True) and conv_known(layer, 4)
     if len(shape) != 3 or not plain or shapes not in ({"weight": whole}, {"weight": whole, "bias": whole[:1]}) or shape[0] != whole[1]:
         return None
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding

@@ -49,15 +49,13 @@ def simulation_bytes(problem: Problem, features: Sequence[int], counts: Sequence
         )
         for n in (half, 2 * half)
     )
-    record = (two - one) / half
-    chunk = (
-        silos * longest
-        if native.takes(problem, modules(problem, x), x, y)
-        else records_at_once(problem, x, silos, longest, difference=difference)
-    )
+    record, sequence = (two - one) / half, modules(problem, x)
+    in_c = native.takes(problem, sequence, x, y)
+    chunk = silos * longest if in_c else records_at_once(problem, x, silos, longest, difference=difference)
+    threads = native.bytes_held(problem, sequence, x, y, 1 + difference) if in_c else 0
     vector = silos * problem.dim * w.element_size()
     kept = silos * longest * (x[0, 0].numel() * x.element_size() + y.element_size() + 1 + w.element_size())
-    return round(kept + max(HEAP * record * chunk + 2 * vector, VECTORS * vector))
+    return round(kept + max(HEAP * record * chunk + threads + 2 * vector, VECTORS * vector))
 
 
 def stated(model: str, features: int | None, classes: int, counts: Sequence[int], algorithm: str) -> int:

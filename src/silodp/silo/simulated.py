@@ -137,13 +137,13 @@ class Simulated:
         """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
         multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
         multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
-        if not bool((multiplier > 0).any()):
+        if bool((multiplier == 0).all()):
             return mean
         on = {"dtype": torch.float64, "device": mean.device}  # there: to fetch the clip from a GPU would be to wait for all it has to do
         multiplier, clip, batch = (torch.as_tensor(v, **on) for v in (multiplier, mechanism.clip, self._batch(mechanism.sampling, silos)))
         std = torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch.squeeze(-1)))
         shape = tuple(mean.shape[1:])
-        draws = torch.empty(len(self._generators), *shape, pin_memory=mean.is_cuda)
+        draws = torch.empty(len(self._generators), *shape, dtype=torch.float32, device="cpu", pin_memory=mean.is_cuda)
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
             generator.standard_normal(out=world, dtype=np.float32)
         noise = draws.to(mean, non_blocking=True)

@@ -38,7 +38,7 @@ def main(engine: str = "nvflare", rounds: str = "16") -> None:
             told = json.loads(silodp("federation", "run", "--folder", folder, "--model", MODEL, *order, "--json"))
             for silo in told["silos"]:
                 print(
-                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, and spent epsilon {rounded_up(silo['spent_epsilon_at_most'])}."
+                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, and spent epsilon {rounded_up(silo['spent_epsilon_at_most'], 3, 'f')}."
                 )
                 print(silodp("ledger", "verify", folder / "silos" / silo["name"] / "ledger.db").strip())
         finally:

@@ -40,7 +40,7 @@ def main() -> None:
     for level, share in zip(LEVELS, below.tolist(), strict=True):
         print(f"{share:.0%} of 100 held-out patients are at or below the predicted {level:.0%} quantile.")
     for name, spent in zip(records.names, ledger.epsilon()[0], strict=True):
-        print(f"{name} has spent epsilon {rounded_up(spent)} of 3.")
+        print(f"{name} has spent epsilon {rounded_up(spent, 4, 'f')} of 3.")
 
 
 if __name__ == "__main__":

@@ -36,4 +36,4 @@ for name, weight in sorted(weights.items(), key=lambda pair: -abs(pair[1])):
 print(f"{sum(v != 0 for v in weights.values())} of 30 features are used.")
 print(f"Test error {error_rate(problem, w, split.test_x, split.test_y).item():.3f} (looked at raw data: a research figure).")
 for name, spent in zip(records.names, ledger.epsilon()[0], strict=True):
-    print(f"{name} has spent epsilon {rounded_up(spent)} of 2.")
+    print(f"{name} has spent epsilon {rounded_up(spent, 4, 'f')} of 2.")

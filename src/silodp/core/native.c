@@ -188,11 +188,14 @@ static void stages_forward(const struct call *call, struct flow *f, const struct
 
 /* Each record's gradient by the stages' weights, from that by the first Linear layer's input. */
 static void stages_backward(const struct call *call, struct flow *f, struct tile *t, long rows) {
-    long in = call->layer[0].in, wide = padded(in), at = 0;
+    long in = call->layer[0].in, wide = padded(in), at = 0, relu = call->stage[call->stages - 1].relu;
     memset(t->back, 0, rows * wide * sizeof(float));
     product(rows, wide, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], 0, t->back);
     for (long i = 0; i < in; i++)
-        for (long r = 0; r < LANES; r++) t->up[0][i * LANES + r] = r < t->rows && !(f->a[0][r * wide + i] <= 0 && call->stage[call->stages - 1].relu) ? t->back[r * wide + i] : 0;
+        for (long r = 0; r < LANES; r++) {
+            int passes = r < t->rows && !(relu && f->a[0][r * wide + i] <= 0);
+            t->up[0][i * LANES + r] = passes ? t->back[r * wide + i] : 0;
+        }
     for (long s = call->stages - 1; s >= 0; s--, at = 1 - at) {
         const struct stage *stage = call->stage + s;
         stage_backward(stage, f->point, t->la[s], t->lb[s], f->x[s], t->image, f->which[s], t->up[at], f->g[s], s ? t->up[1 - at] : 0);

@@ -300,9 +300,8 @@ def _scale(norm: Tensor, lengths: list[Tensor], weight: Tensor, clips: Tensor) -
     """
     tiny, (longest, smallest) = torch.finfo(weight.dtype).tiny, LIMITS[weight.dtype]
     scale = clips / torch.maximum(norm, clips.clamp(min=smallest))
-    if (
-        not scale.is_cuda and bool(scale.amin() >= tiny) and all(bool(length.amax() < longest**2) for length in lengths)
-    ):  # (a GPU would wait)
+    # to look at numbers is to wait for a GPU, so there they are masked unseen
+    if not scale.is_cuda and bool(scale.amin() >= tiny) and all(bool(length.amax() < longest**2) for length in lengths):
         return scale.to(weight.dtype).mul_(weight), None
     sound = scale >= tiny
     for length in lengths:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from silodp.core.layers import Parameters
+from silodp.core.layers import Parameters, kernels
 
 
 def conv_known(layer: nn.Conv2d, axes: int) -> bool:
@@ -91,7 +91,7 @@ def convolution(layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None
     if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     if by_kernel(a) and spare is None and layer.groups == 1 and weight.shape[-4] <= FEW:
-        return _kernels().convolve(a, weight, bias, layer.stride, (0, 0), layer.dilation)
+        return kernels().convolve(a, weight, bias, layer.stride, (0, 0), layer.dilation)
     if weight.dim() == 5:
         biases = [None] * len(weight) if bias is None else bias
         return torch.cat([convolution(layer, *own, spare) for own in zip(a.chunk(len(weight)), weight, biases, strict=True)])
@@ -106,7 +106,7 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
         (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
         turned = weight.flip(-2, -1).transpose(-4, -3).contiguous()
         if by_kernel(e) and turned.shape[-4] <= FEW:
-            return _kernels().convolve(e, turned, None, (1, 1), (dh * (kh - 1), dw * (kw - 1)), (dh, dw))
+            return kernels().convolve(e, turned, None, (1, 1), (dh * (kh - 1), dw * (kw - 1)), (dh, dw))
         around = functional.pad(e, (dw * (kw - 1), dw * (kw - 1), dh * (kh - 1), dh * (kh - 1)))
         return convolution(layer, around, turned, None)
     reach = [(e.shape[2 + i] - 1) * layer.stride[i] + layer.dilation[i] * (layer.kernel_size[i] - 1) + 1 for i in (0, 1)]
@@ -119,19 +119,13 @@ def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tenso
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
     if by_kernel(u):
-        return _kernels().conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
+        return kernels().conv_gradients(u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation)
     if _in_strips(layer):
         step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
         rows = [torch.bmm(e.flatten(2), u[:, k * step : k * step + length]) for k in range(layer.kernel_size[0])]
         return torch.stack(rows, 1).unflatten(3, (-1, layer.in_channels)).permute(0, 2, 4, 1, 3)
     columns = torch.matmul(e.reshape(len(e), layer.groups, -1, u.shape[-1]), u.transpose(2, 3))
     return columns.view(len(e), *layer.weight.shape)
-
-
-def _kernels() -> Any:
-    from silodp.core import kernels  # Triton is there where there is a GPU
-
-    return kernels
 
 
 def max_pool(layer: nn.MaxPool2d, a: Tensor) -> Tensor:
@@ -169,13 +163,13 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
         ctx.size, ctx.kernel = a.shape[2:], pair(layer.kernel_size)
-        z, which = _kernels().pool(a.contiguous(), ctx.kernel)
+        z, which = kernels().pool(a.contiguous(), ctx.kernel)
         ctx.save_for_backward(which)
         return z
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, _kernels().unpool(gradients[0].contiguous(), *ctx.saved_tensors, ctx.size, ctx.kernel)
+        return None, kernels().unpool(gradients[0].contiguous(), *ctx.saved_tensors, ctx.size, ctx.kernel)
 
 
 def pair(setting: int | tuple[int, ...]) -> list[int]:

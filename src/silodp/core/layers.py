@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -96,14 +96,19 @@ def _outer(a: Tensor, e: Tensor) -> Tensor:
     return torch.bmm(e.reshape(silos, runs * rows, records), a.squeeze(1).transpose(1, 2)).view(silos, runs, rows, -1)
 
 
+def kernels() -> Any:
+    """The kernels for a GPU; Triton is there where there is one."""
+    from silodp.core import kernels
+
+    return kernels
+
+
 def _square(u: Tensor) -> Tensor:
     """||u||^2 over features, in float64 but for blocks of 64: of a float32 norm it misses 1e-7 as measured, and 2e-6 at most, in whatever
     order torch sums a block. What squares may have lost to underflow is added. (float64 throughout costs a fifth of the whole call.)
     """
     if u.is_cuda:
-        from silodp.core.kernels import square  # Triton is there where there is a GPU
-
-        return square(u).add_(u.shape[-2] * torch.finfo(u.dtype).tiny)
+        return kernels().square(u).add_(u.shape[-2] * torch.finfo(u.dtype).tiny)
     if u.stride(-2) == 1:  # features side by side, as in records: no temporary, up to four times as fast
         first, *rest = (torch.linalg.vector_norm(block, dim=-1).double().square_() for block in u.transpose(-1, -2).split(64, -1))
     else:
@@ -116,9 +121,7 @@ def _square(u: Tensor) -> Tensor:
 def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are exact: they are about to cancel."""
     if u.is_cuda:
-        from silodp.core.kernels import products
-
-        return products(u, v)
+        return kernels().products(u, v)
     u, v = u.double(), v.double()
     return (u * u).sum(-2), (v * v).sum(-2), (u * v).sum(-2)
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from silodp.core.convolution import conv_known, pair, side_by_side
+from silodp.core.layers import kernels
 from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 
@@ -129,10 +130,18 @@ def bytes_held(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor,
     made, model = library(), _model(problem, modules, x, y)
     assert made is not None
     assert model is not None
-    stages, chain = model
-    targets = chain[-1].outputs if problem.loss is squared_error else 1
+    return _blocks(made, problem, *model, points)
+
+
+def _blocks(made: ctypes.CDLL, problem: Problem, stages: ctypes.Array[_Stage], chain: ctypes.Array[_Layer], points: int) -> int:
+    targets = _targets(problem, chain)
     call = _Call(layers=len(chain), dim=problem.dim, targets=targets, points=points, layer=chain, stages=len(stages), stage=stages)
     return made.block_bytes(ctypes.byref(call)) * torch.get_num_threads()
+
+
+def _targets(problem: Problem, chain: ctypes.Array[_Layer]) -> int:
+    """Numbers of a record's label."""
+    return chain[-1].outputs if problem.loss is squared_error else 1
 
 
 def sums(
@@ -156,9 +165,9 @@ def sums(
     if points[0].is_cuda:
         return None if stages else _by_kernel(chain, problem, points, x, y, weight, clips, memory)
     made = library()
-    if made is None or not points[0].is_cpu or (stages and bytes_held(problem, modules, x, y, len(points)) > memory):
+    if made is None or not points[0].is_cpu or (stages and _blocks(made, problem, stages, chain, len(points)) > memory):
         return None
-    (runs, silos, records), targets = (len(clips), *x.shape[:2]), chain[-1].outputs if problem.loss is squared_error else 1
+    (runs, silos, records), targets = (len(clips), *x.shape[:2]), _targets(problem, chain)
     pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
     out = points[0].new_empty(runs, silos, problem.dim)
     x, y, clips = x.to(torch.float32).contiguous(), y.to(torch.float32).contiguous(), clips.to(torch.float64).contiguous()
@@ -186,11 +195,9 @@ def _by_kernel(
     fits = len(chain) == 2 and problem.loss is cross_entropy and not y.is_floating_point() and [layer.relu for layer in chain] == [1, 0]
     if not fits or min(layer.bias for layer in chain) < 0:
         return None
-    from silodp.core.kernels import network_sums  # Triton is there where there is a GPU
-
     sizes = chain[0].inputs, chain[0].outputs, chain[1].outputs
     places = [place for layer in chain for place in (layer.weight, layer.bias)]
-    return network_sums(points, x.to(torch.float32), y, weight, clips, sizes, places, memory)
+    return kernels().network_sums(points, x.to(torch.float32), y, weight, clips, sizes, places, memory)
 
 
 def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> tuple[ctypes.Array[_Stage], ctypes.Array[_Layer]] | None:
@@ -217,13 +224,11 @@ def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> 
         return None
     chain: list[_Layer] = []
     for node in rest:
-        module, names = node.module, node.names
-        shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
+        module = node.module
         if type(module) is nn.Linear:
-            rows, columns = whole = (module.out_features, module.in_features)
-            if shapes not in ({"weight": whole}, {"weight": whole, "bias": (rows,)}):  # a parameter that was replaced, or added
+            if (found := _weight_and_bias(problem, places, node, (module.out_features, module.in_features))) is None:
                 return None
-            chain.append(_Layer(columns, rows, places[names["weight"]], places[names["bias"]] if "bias" in names else -1, False))
+            chain.append(_Layer(module.in_features, module.out_features, *found, False))
         elif type(module) is nn.ReLU and chain:
             chain[-1].relu = True
         else:
@@ -238,12 +243,20 @@ def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> 
     return (_Stage * len(stages))(*stages), (_Layer * len(chain))(*chain)
 
 
+def _weight_and_bias(problem: Problem, places: dict[str, int], node: Named, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Where they lie in a point, -1 for a bias that is not there; None if a parameter was replaced, or added."""
+    shapes = {name: tuple(problem.shapes[full]) for name, full in node.names.items()}
+    if shapes not in ({"weight": shape}, {"weight": shape, "bias": shape[:1]}):
+        return None
+    return places[node.names["weight"]], places[node.names["bias"]] if "bias" in node.names else -1
+
+
 def _stage(
     problem: Problem, places: dict[str, int], shape: tuple[int, ...], modules: list[Named]
 ) -> tuple[_Stage, tuple[int, ...], list[Named]] | None:
     """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it; None if it is not for C."""
     (node, *rest), pool, relu = modules, [1, 1], False
-    layer, names = node.module, node.names
+    layer = node.module
     while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
         after, rest = rest[0].module, rest[1:]
         if type(after) is nn.MaxPool2d:
@@ -253,14 +266,13 @@ def _stage(
         relu |= type(after) is nn.ReLU
     assert isinstance(layer, nn.Conv2d)
     whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-    shapes = {name: tuple(problem.shapes[full]) for name, full in names.items()}
+    found = _weight_and_bias(problem, places, node, whole)
     plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == ((1, 1), (1, 1), 1, True) and conv_known(layer, 4)
-    if len(shape) != 3 or not plain or shapes not in ({"weight": whole}, {"weight": whole, "bias": whole[:1]}) or shape[0] != whole[1]:
+    if len(shape) != 3 or not plain or found is None or shape[0] != whole[1]:
         return None
     padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
     sizes = [shape[1 + i] + 2 * padding[i] - layer.kernel_size[i] + 1 for i in (0, 1)]
     if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
         return None
-    places_of = places[names["weight"]], places[names["bias"]] if "bias" in names else -1
-    stage = _Stage(*shape, whole[0], *((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool)), relu, *places_of)
+    stage = _Stage(*shape, whole[0], *((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool)), relu, *found)
     return stage, (whole[0], *(sizes[i] // pool[i] for i in (0, 1))), rest

@@ -36,16 +36,15 @@ def carry_out(
             raise BadInput(f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}")
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
-    work = [(folder, *unit) for folder, study in studies.items() for unit in pending(stores[folder], study, shard)]
+    tasks: dict[bool, list[tuple]] = {False: [], True: []}
+    for folder, study in studies.items():
+        tasks[_on_gpu(study, gpu)] += [(folder, study, *unit, data_dir, gpu) for unit in pending(stores[folder], study, shard)]
     total = sum(len(study.arms()) * study.trials for study in studies.values())
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), disable=quiet
     ) as bar:
         names = ", ".join(dict.fromkeys(study.dataset for study in studies.values()))
-        task = bar.add_task(f"{names}, {total} batches of runs", total=total, completed=total - len(work))
-        tasks: dict[bool, list[tuple]] = {False: [], True: []}
-        for folder, arm, trial in work:
-            tasks[_on_gpu(studies[folder], gpu)].append((folder, studies[folder], arm, trial, data_dir, gpu))
+        task = bar.add_task(f"{names}, {total} batches of runs", total=total, completed=total - sum(map(len, tasks.values())))
         for folder, arm, trial, rows in spread(_unit, tasks[False], tasks[True]):
             stores[folder].add(arm.key, trial, rows)
             bar.advance(task)

@@ -33,7 +33,7 @@ from silodp.silo.datasets import Split
 
 Result = TypeVar("Result")
 
-ON_GPU = 2
+SHARING = 2
 """Processes that share a GPU, which hide each other's waiting; it takes turns between them, and with six much of it was lost."""
 
 GRID = ("step", "clip", "slope", "momentum", "kappa")
@@ -148,7 +148,7 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence
     for each other inside one. Tasks for a GPU have a few processes beside them, as many as keep it busy and it has room for.
     """
     cores = os.cpu_count() or 1
-    room = min(ON_GPU, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)) if on_gpu else 0
+    room = min(SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)) if on_gpu else 0
     groups = [(some, most) for some, most in ((tasks, min(cores, len(tasks))), (on_gpu, min(room, len(on_gpu)))) if some]
     if sum(most for _, most in groups) <= 1:
         yield from (work(*task) for some, _ in groups for task in some)

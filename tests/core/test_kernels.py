@@ -112,11 +112,11 @@ def test_windows_give_the_maxima_and_gradients_of_torch_to_the_bit_also_for_ties
     assert torch.equal(kernels.unpool(e.cuda(), which, a.shape[2:], kernel).cpu(), a.grad)
 
 
-@pytest.mark.parametrize("most", [512, 30])
+@pytest.mark.parametrize(("most", "memory"), [(512, 2**31), (30, 40_000)])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("moved", [None, 1e-2])
-@pytest.mark.parametrize("sizes", [(6, 16, 3), (50, 64, 2), (63, 5, 16)])
-def test_a_small_network_s_sums_in_one_kernel_are_those_of_the_cpu(sizes, moved, own, most, monkeypatch):
+@pytest.mark.parametrize("sizes", [(6, 16, 3), (50, 64, 2), (63, 100, 10)])
+def test_a_small_network_s_sums_are_those_of_the_cpu_in_however_many_parts(sizes, moved, own, most, memory, monkeypatch):
     monkeypatch.setattr(kernels, "MOST", most)
     inputs, hidden, outputs = sizes
     problem = Problem(nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)), cross_entropy)
@@ -126,9 +126,11 @@ def test_a_small_network_s_sums_in_one_kernel_are_those_of_the_cpu(sizes, moved,
     points = [w] if moved is None else [w, w + moved * torch.randn_like(w)]
     here = clipped_sum(problem, w, x, y, weight, clip, reference=points[1] if moved else None)
     places = torch.tensor([0, *problem.sizes]).cumsum(0).tolist()[:4]
-    there = kernels.network_sums(*([p.cuda() for p in points], *(t.cuda() for t in (x, y, weight, clip.double()))), sizes, places)
-    assert float((there.cpu() - here).norm() / here.norm()) < 1e-6 if moved is None else 1e-5
-    whole = clipped_sum(problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, native=True)
+    there = kernels.network_sums(*([p.cuda() for p in points], *(t.cuda() for t in (x, y, weight, clip.double()))), sizes, places, memory)
+    assert float((there.cpu() - here).norm() / here.norm()) < (1e-6 if moved is None else 1e-5)
+    whole = clipped_sum(
+        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, memory=memory, native=True
+    )
     assert torch.equal(whole, there)
 
 

@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 from triton import language as tl
-from triton.runtime.errors import OutOfResources
 
 BLOCK = 256
 
@@ -324,175 +323,174 @@ def network_sums(
     places: Sequence[int],
     memory: int = 2**31,
 ) -> Tensor | None:
-    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy, all of it in one kernel; None for more than it holds.
+    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy; None for more than the kernel holds.
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1) in float64; `sizes` are inputs, hidden units and outputs, `places`
-    where weight, bias, weight and bias lie in a point. One program takes at most MOST records of one silo in one run, a tile at a time.
+    where weight, bias, weight and bias lie in a point. The first layer is two products of matrices, and one kernel does all between them.
     """
-    wide = [max(16, triton.next_power_of_2(size)) for size in (sizes[0] + 1, *sizes[1:])]
-    if max(wide[:2]) > 64 or wide[2] > 16:  # more than a multiprocessor holds
+    inputs, hidden, outputs = sizes
+    units, classes = (triton.next_power_of_2(size) for size in sizes[1:])
+    if units > 128 or classes > 16:  # more than registers hold
         return None
     (runs, silos, records), dim = (len(clips), *x.shape[:2]), points[0].shape[-1]
-    own, drawn, difference = points[0].dim() == 3, weight.dim() == 3, len(points) > 1
-    pieces = max(1, triton.cdiv(records, MOST))
-    x, y, weight = x.flatten(2).contiguous(), y.contiguous(), weight.float().contiguous()
+    own, drawn, width = points[0].dim() == 3, weight.dim() == 3, triton.cdiv(inputs + 1, 4) * 4
+    y, weight, x = y.contiguous(), weight.float().contiguous(), x.flatten(2).transpose(1, 2)
+    length = square(x[:, None])[:, 0].add_(1)
+    # a bias is the weight of an input that is always 1; columns are filled up for the products' sake
+    a = functional.pad(x.masked_fill(~(length < 1e30)[:, None], 0), (0, -records % 32)).contiguous()
+    a = torch.cat([a, torch.ones_like(a[:, :1]), a.new_zeros(silos, width - inputs - 1, a.shape[2])], 1)
     out = torch.zeros(runs, silos, dim, device=x.device)
-    step = max(1, memory // max(1, 4 * pieces * silos * dim))
+    held = 4 * hidden * len(points) * max(1, silos)
+    many = max(32, min(a.shape[2], memory // held // 32 * 32))
+    step = max(1, memory // (held * many))
     for j in range(0, runs if out.numel() and records else 0, step):
         part = slice(j, j + step)
-        into = out[part] if pieces == 1 else torch.empty(pieces, *out[part].shape, device=x.device)
-        held = *(p[part].contiguous() for p in (points[0], points[-1])), x, y, weight[part] if drawn else weight, clips[part].contiguous()
-        try:
-            _network[(len(out[part]) * silos, pieces)](
-                *(
-                    *held,
-                    into,
-                    len(out[part]),
-                    silos,
-                    records,
-                    triton.cdiv(records, pieces),
-                    dim,
-                    dim * silos if own else dim,
-                    dim if own else 0,
-                ),
-                *(records * silos if drawn else 0, *places, *sizes, *wide, TILES[difference][0], difference),
-                num_warps=TILES[difference][1],
+        here, some = [p[part].contiguous() for p in points], len(clips[part])
+        for start in range(0, a.shape[2], many):
+            of = a[:, :, start : start + many]
+            flows = [_first_layer(p, of, sizes, places) for p in here]
+            pieces = triton.cdiv(of.shape[2], MOST)
+            tail = torch.empty(pieces, some, silos, outputs, hidden + 1, device=x.device)
+            _between[(some * silos, pieces)](
+                *(flows[0], flows[-1], here[0], here[-1], y, weight[part] if drawn else weight, length, clips[part].contiguous(), tail),
+                *(some, silos, records, start, of.shape[2], triton.cdiv(of.shape[2], pieces * 32) * 32),
+                *(dim * silos if own else dim, dim if own else 0, records * silos if drawn else 0),
+                *(*places[2:], hidden, outputs, units, classes, min(32, 2048 // (units * len(points))), len(points) > 1),
+                num_warps=1,
             )
-        except OutOfResources:  # a smaller GPU
-            return None
-        if pieces > 1:
-            out[part] = into.sum(0, dtype=torch.float64)
+            first = torch.bmm(flows[0], of.transpose(1, 2)).view(silos, some, hidden, width).transpose(0, 1)
+            last = tail.sum(0, dtype=torch.float64)
+            for place, found in zip(places, (first[..., :inputs], first[..., inputs], last[..., :hidden], last[..., hidden]), strict=True):
+                found = found.flatten(2)
+                out[part, :, place : place + found.shape[2]] += found
     return out
 
 
-MOST = 512
-"""Records that are summed in float32, one after the other: 192 additions, each of which rounds by 2^-23 of 512 clips at most."""
+def _first_layer(point: Tensor, a: Tensor, sizes: Sequence[int], places: Sequence[int]) -> Tensor:
+    """The outputs (S, J h, n) of the first layer for inputs a (S, i, n), the last of them the bias's and zeros."""
+    inputs, hidden, _ = sizes
+    point = point[None] if point.dim() == 2 else point.transpose(0, 1)
+    weight, bias = (point[..., place : place + hidden * size] for place, size in zip(places, (inputs, 1), strict=False))
+    rows = torch.cat([weight.unflatten(-1, (hidden, inputs)), bias[..., None]], -1)
+    return torch.bmm(functional.pad(rows, (0, a.shape[1] - inputs - 1)).flatten(1, 2).expand(len(a), -1, -1), a)
 
-TILES = ((16, 2), (32, 4))
-"""Records that are taken together, and warps that do it, for gradients and for differences. (With 8 warps Triton 3.6 miscompiles it.)"""
+
+MOST = 512
+"""Records that one program takes, as many at a time as registers hold."""
 
 
 @triton.jit
-def _network(
+def _between(
+    z,
+    z2,
     w,
     reference,
-    x,
     y,
     weight,
+    length,
     clip,
-    out,
+    tail,
     runs,
     silos,
     records,
+    start,
+    columns,
     piece,
-    dim,
     of_run,
     of_silo,
     weights_of_run,
-    FIRST: tl.constexpr,
-    FIRST_BIAS: tl.constexpr,
     SECOND: tl.constexpr,
     SECOND_BIAS: tl.constexpr,
-    INPUTS: tl.constexpr,
     HIDDEN: tl.constexpr,
     OUTPUTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     UNITS: tl.constexpr,
     CLASSES: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
     DIFFERENCE: tl.constexpr,
 ):
+    """From the outputs z (S, J, h, n) of the first layer, and z2 at the reference, to their clipped gradients, which take the place of z."""
     cell = tl.program_id(0).to(tl.int64)
     run = cell % runs
     silo = cell // runs
-    i = tl.arange(0, COLUMNS)
     h = tl.arange(0, UNITS)
     o = tl.arange(0, CLASSES)
     point = w + run * of_run + silo * of_silo
     other = reference + run * of_run + silo * of_silo
-    first = _first_layer(point, i, h, FIRST, FIRST_BIAS, INPUTS, HIDDEN)
-    second = _second_layer(point, h, o, SECOND, HIDDEN, OUTPUTS)
-    bias = tl.load(point + SECOND_BIAS + o, mask=o < OUTPUTS, other=float("-inf"))
-    if DIFFERENCE:
-        first2 = _first_layer(other, i, h, FIRST, FIRST_BIAS, INPUTS, HIDDEN)
-        second2 = _second_layer(other, h, o, SECOND, HIDDEN, OUTPUTS)
-        bias2 = tl.load(other + SECOND_BIAS + o, mask=o < OUTPUTS, other=float("-inf"))
     limit = tl.load(clip + run)
-    by_first = tl.zeros((UNITS, COLUMNS), tl.float32)
     by_second = tl.zeros((CLASSES, UNITS), tl.float32)
     by_bias = tl.zeros((CLASSES,), tl.float32)
-    last = tl.minimum((tl.program_id(1) + 1) * piece, records)
-    for start in range(tl.program_id(1) * piece, last, TILE):
-        n = start + tl.arange(0, TILE)
-        at = silo * records + n
-        share = tl.load(weight + run * weights_of_run + at, mask=n < last, other=0.0)
-        there = share != 0
-        a = tl.load(x + at[:, None] * INPUTS + i[None, :], mask=there[:, None] & (i < INPUTS)[None, :], other=0.0)
-        a = tl.where(i[None, :] == INPUTS, 1.0, a)  # a bias is the weight of an input that is always 1
+    for first in range(tl.program_id(1) * piece, tl.minimum((tl.program_id(1) + 1) * piece, columns), BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        at = silo * records + start + n
+        there = start + n < records
+        share = tl.load(weight + run * weights_of_run + at, mask=there, other=0.0)
+        there &= share != 0
         label = tl.load(y + at, mask=there, other=-1)
-        hit = ((o[:, None] == label[None, :]) & (o < OUTPUTS)[:, None]).to(tl.float32)
-        length = _length(a, 1)
-        hidden, e2, e1 = _through(first, second, bias, a, hit)
+        size1 = tl.load(length + at, mask=there, other=0.0)
+        place = (cell * HIDDEN + h[:, None]) * columns + n[None, :]
+        inside = (h < HIDDEN)[:, None] & (n < columns)[None, :]
+        hidden = tl.maximum(tl.load(z + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        e2 = _slopes(point, hidden, label, h, o, SECOND, SECOND_BIAS, HIDDEN, OUTPUTS)
+        e1 = _back(point, hidden, e2, h, o, SECOND, HIDDEN, OUTPUTS)
         size2 = _exact(hidden, hidden) if DIFFERENCE else _length(hidden, 0)
-        sound = (length < 1e30) & (size2 < 1e30)
+        sound = (size1 < 1e30) & (size2 < 1e30)
         if DIFFERENCE:
-            hidden2, f2, f1 = _through(first2, second2, bias2, a, hit)
-            e1 = e1 - f1
-            e2 = e2 - f2
+            hidden2 = tl.maximum(tl.load(z2 + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL)
+            f2 = _slopes(other, hidden2, label, h, o, SECOND, SECOND_BIAS, HIDDEN, OUTPUTS)
+            e1 -= _back(other, hidden2, f2, h, o, SECOND, HIDDEN, OUTPUTS)
+            e2 -= f2
             rise = hidden - hidden2
             rise2 = _exact(rise, rise)
-            size = _length(e1, 0) * length + _exact(e2, e2) * (size2 + 1) + rise2 * _exact(f2, f2)
+            size = _length(e1, 0) * size1 + _exact(e2, e2) * (size2 + 1) + rise2 * _exact(f2, f2)
             cross = _exact(hidden, rise) * _exact(e2, f2)
             norm = tl.sqrt(tl.maximum(size * (1 + 1e-13) + 2 * cross, 0.0)) + tl.sqrt(size) * 9.5367431640625e-07
             sound &= rise2 < 1e30
         else:
-            norm = tl.sqrt(_length(e1, 0) * length + _length(e2, 0) * (size2 + 1))
+            norm = tl.sqrt(_length(e1, 0) * size1 + _length(e2, 0) * (size2 + 1))
         scale = limit / tl.maximum(norm, tl.maximum(limit, 1e-19))
         sound &= (norm < 1e300) & (scale >= 1.1754943508222875e-38)
         scale = scale.to(tl.float32) * share
-        a = tl.where(sound[:, None], a, 0.0)
+        tl.store(z + place, tl.where(sound[None, :], e1 * scale[None, :], 0.0), mask=inside)
         hidden = tl.where(sound[None, :], hidden, 0.0)
-        e1 = tl.where(sound[None, :], e1 * scale[None, :], 0.0)
         e2 = tl.where(sound[None, :], e2 * scale[None, :], 0.0)
-        by_first = tl.dot(e1, a, by_first, input_precision="tf32x3")
-        by_second = tl.dot(e2, tl.trans(hidden), by_second, input_precision="tf32x3")
-        if DIFFERENCE:
-            f2 = tl.where(sound[None, :], f2 * scale[None, :], 0.0)
-            rise = tl.where(sound[None, :], rise, 0.0)
-            by_second = tl.dot(f2, tl.trans(rise), by_second, input_precision="tf32x3")
         by_bias += tl.sum(e2, 1)
-    into = out + ((tl.program_id(1) * runs + run) * silos + silo) * dim
-    inside = (h < HIDDEN)[:, None] & (i < INPUTS)[None, :]
-    tl.store(into + FIRST + h[:, None] * INPUTS + i[None, :], by_first, mask=inside)
-    tl.store(into + FIRST_BIAS + h, tl.sum(tl.where(i[None, :] == INPUTS, by_first, 0.0), 1), mask=h < HIDDEN)
-    tl.store(into + SECOND + o[:, None] * HIDDEN + h[None, :], by_second, mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :])
-    tl.store(into + SECOND_BIAS + o, by_bias, mask=o < OUTPUTS)
+        for k in tl.range(OUTPUTS, loop_unroll_factor=2):
+            found = tl.sum(_row(e2, o, k)[None, :] * hidden, 1)
+            if DIFFERENCE:
+                found += tl.sum(tl.where(sound[None, :], _row(f2 * scale[None, :], o, k)[None, :] * rise, 0.0), 1)
+            by_second += tl.where(o[:, None] == k, found[None, :], 0.0)
+    into = tail + ((tl.program_id(1) * runs + run) * silos + silo) * (OUTPUTS * (HIDDEN + 1))
+    tl.store(into + o[:, None] * (HIDDEN + 1) + h[None, :], by_second, mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :])
+    tl.store(into + o * (HIDDEN + 1) + HIDDEN, by_bias, mask=o < OUTPUTS)
 
 
 @triton.jit
-def _first_layer(point, i, h, FIRST: tl.constexpr, FIRST_BIAS: tl.constexpr, INPUTS: tl.constexpr, HIDDEN: tl.constexpr):
-    """The weight (h, i), with the bias behind its columns."""
-    there = (h < HIDDEN)[:, None] & (i < INPUTS)[None, :]
-    weight = tl.load(point + FIRST + h[:, None] * INPUTS + i[None, :], mask=there, other=0.0)
-    return tl.where(i[None, :] == INPUTS, tl.load(point + FIRST_BIAS + h, mask=h < HIDDEN, other=0.0)[:, None], weight)
+def _row(u, o, k):
+    """Row k of u."""
+    return tl.sum(tl.where(o[:, None] == k, u, 0.0), 0)
 
 
 @triton.jit
-def _second_layer(point, h, o, SECOND: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
-    there = (o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :]
-    return tl.load(point + SECOND + o[:, None] * HIDDEN + h[None, :], mask=there, other=0.0)
-
-
-@triton.jit
-def _through(first, second, bias, a, hit):
-    """For records a (n, i): the hidden units (h, n), and the gradients of the loss by the outputs (o, n) and by the hidden units' inputs."""
-    z = tl.dot(first, tl.trans(a), input_precision="tf32x3")
-    hidden = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    output = tl.dot(second, hidden, input_precision="tf32x3") + bias[:, None]
+def _slopes(point, hidden, label, h, o, SECOND: tl.constexpr, SECOND_BIAS: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
+    """The gradients (o, n) of the loss by the outputs, for hidden units (h, n); none for a label that no output has."""
+    output = tl.zeros((o.shape[0], label.shape[0]), tl.float32) + tl.where(o < OUTPUTS, 0.0, float("-inf"))[:, None]
+    for k in tl.range(OUTPUTS, loop_unroll_factor=2):
+        row = tl.load(point + SECOND + k * HIDDEN + h, mask=h < HIDDEN, other=0.0)
+        found = tl.sum(row[:, None] * hidden, 0) + tl.load(point + SECOND_BIAS + k)
+        output = tl.where(o[:, None] == k, found[None, :], output)
+    hit = ((o[:, None] == label[None, :]) & (o < OUTPUTS)[:, None]).to(tl.float32)
     chance = tl.exp(output - tl.max(output, 0)[None, :])
-    e2 = (chance / tl.sum(chance, 0)[None, :] - hit) * tl.sum(hit, 0)[None, :]
-    e1 = tl.where(z > 0, tl.dot(tl.trans(second), e2, input_precision="tf32x3"), 0.0)
-    return hidden, e2, e1
+    return (chance / tl.sum(chance, 0)[None, :] - hit) * tl.sum(hit, 0)[None, :]
+
+
+@triton.jit
+def _back(point, hidden, e2, h, o, SECOND: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
+    """The gradients (h, n) by the hidden units' inputs, from those by the outputs."""
+    e1 = tl.zeros_like(hidden)
+    for k in tl.range(OUTPUTS, loop_unroll_factor=2):
+        row = tl.load(point + SECOND + k * HIDDEN + h, mask=h < HIDDEN, other=0.0)
+        e1 += row[:, None] * _row(e2, o, k)[None, :]
+    return tl.where(hidden > 0, e1, 0.0)
 
 
 @triton.jit

@@ -43,7 +43,8 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
 def _cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
     hit = target[:, None, None] == torch.arange(output.shape[2], device=output.device)[:, None]
     slope = output.softmax(2).sub_(hit.to(output.dtype))
-    return slope if int(hit.count_nonzero()) == target.numel() else slope.mul_(hit.any(2, keepdim=True))
+    seen = not output.is_cuda and int(hit.count_nonzero()) == target.numel()  # to look at numbers is to wait for a GPU
+    return slope if seen else slope.mul_(hit.any(2, keepdim=True))
 
 
 def _logistic_slope(output: Tensor, target: Tensor) -> Tensor:

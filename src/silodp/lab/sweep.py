@@ -149,7 +149,7 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence
     """
     cores = os.cpu_count() or 1
     room = min(SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)) if on_gpu else 0
-    groups = [(some, most) for some, most in ((tasks, min(cores, len(tasks))), (on_gpu, min(room, len(on_gpu)))) if some]
+    groups = [(some, most) for some, most in ((on_gpu, min(room, len(on_gpu))), (tasks, min(cores, len(tasks)))) if some]
     if sum(most for _, most in groups) <= 1:
         yield from (work(*task) for some, _ in groups for task in some)
         return

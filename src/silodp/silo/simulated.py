@@ -4,7 +4,7 @@ Runs that share a seed share their random draws (each run by itself has the righ
 and its random numbers cheap.
 
 Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by up to n 2^-24 of the clip (in C
-0.002 of it more, in a GPU's kernel 0.02), which no price covers (1 % of the sensitivity at a million records), and a record on which a
+0.002 of it more), which no price covers (1 % of the sensitivity at a million records), and a record on which a
 user's own model raises stops the run.
 """
 
@@ -54,7 +54,7 @@ class Simulated:
 
     def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
         self.problem, self.records = problem, records
-        self.memory = memory or (2**31 if records.x.is_cuda else 2**28)
+        self.memory = memory or (torch.cuda.get_device_properties(records.x.device).total_memory // 8 if records.x.is_cuda else 2**28)
         self.features = math.prod(records.x.shape[2:])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,6 +172,27 @@ def test_infinite_outputs_contribute_nothing():
     x, y, w = torch.ones(1, 1, FEATURES), torch.zeros(1, 1), torch.full((1, problem.dim), 3e38)
     for sign in (1, -1):
         assert not bool(clipped_sum(problem, sign * w, x, y, torch.ones(1, 1), 1.0, native=True).any())
+
+
+def test_normals_and_the_generator_after_them_are_numpy_s_to_the_bit():
+    for seed in range(4):
+        ours, numpys = np.random.default_rng(seed), np.random.default_rng(seed)
+        for count in (1, 0, 2, 1_000_001, 3):  # what an odd number leaves over is the next one's
+            found, expected = np.empty(count, np.float32), numpys.standard_normal(count, np.float32)
+            native.standard_normals(ours, found)
+            np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+            assert (ours.random(), ours.integers(7)) == (numpys.random(), numpys.integers(7))
+        assert ours.bit_generator.state == numpys.bit_generator.state
+
+
+def test_normals_are_left_to_numpy_where_the_generator_is_another_or_ours_differ(monkeypatch):
+    for made in (np.random.SFC64, np.random.PCG64DXSM, np.random.PCG64):
+        ours, numpys = np.random.Generator(made(5)), np.random.Generator(made(5))
+        native.standard_normals(ours, found := np.empty(99, np.float32))
+        np.testing.assert_array_equal(found, numpys.standard_normal(99, np.float32))
+        native._are_numpys.cache_clear()
+        monkeypatch.setattr(native, "_normals", lambda made, generator, out: out.fill(0))  # another layout of the state, say
+    native._are_numpys.cache_clear()
 
 
 def test_a_library_that_is_cut_off_is_built_again_and_one_that_others_may_write_is_left(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ and a row is padded with zeros to whole vectors. Norms, and which records are un
 */
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,7 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 typedef float four __attribute__((vector_size(16)));
 #define INLINE static inline __attribute__((always_inline))
 
+#include "normals.c"
 #include "stages.c"
 
 enum loss { CROSS_ENTROPY, LOGISTIC, SQUARED_ERROR };

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.clipping import clipped_sum
+from silodp.core.native import standard_normals
 from silodp.core.problem import Problem
 from silodp.core.query import (
     CLIP_TOLERANCE,
@@ -145,7 +146,7 @@ class Simulated:
         shape = tuple(mean.shape[1:])
         draws = torch.empty(len(self._generators), *shape, dtype=torch.float32, device="cpu", pin_memory=mean.is_cuda)
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
-            generator.standard_normal(out=world, dtype=np.float32)
+            standard_normals(generator, world)
         noise = draws.to(mean, non_blocking=True)
         noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
         return torch.addcmul(mean, std.unsqueeze(-1).to(mean), noise)

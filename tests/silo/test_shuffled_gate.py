@@ -201,6 +201,20 @@ def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_p
     assert noisy(strict, "g0") == "answered", "what was stored may be had again"
 
 
+def test_of_two_processes_that_both_find_room_for_one_answer_only_one_is_charged(tmp_path):
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q1")[1]) == "answered"
+    about = {"digest": b"x" * 32, "kind": "anchor", "asker": "a", "run": "r", "most_local": 1.01 * ledger.local()}
+    _, kept = silo(tmp_path / "b")
+    slips = [
+        DurableLedger.open(kept.path).slip(query_id=name, round=asked(name, round=name)[0].shuffle_round, **about) for name in ("q1", "q2")
+    ]
+    slips[0].charge(asked("q1")[0].query.event(), [0])
+    with pytest.raises(Refused, match="local"):
+        slips[1].charge(asked("q2")[0].query.event(), [0])
+    assert [entry.query_id for entry in kept.entries()] == ["q1"]
+
+
 def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limit(tmp_path, monkeypatch):
     door, ledger = silo(tmp_path / "a")
     assert code(door, asked("q1")[1]) == "answered"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from silodp.core.box import Contribution, seal
 from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
-from silodp.core.query import Query, Release, Shared, Shuffled
+from silodp.core.query import Release, Shared, Shuffled
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
@@ -128,16 +129,14 @@ class Door:
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
-            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held
-        )
+            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held,
+            most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf,
+        )  # fmt: skip
         if slip.answer is not None:
             self._note = replace(self._note, code="repeated")
             return slip.answer
         self._exact.check(query)
-        paid = self._charges.known(envelope.query_id)  # but not answered, as when the process died in between
-        if self._shuffling and not self._shuffling[0].bears(partial(self._local, None if paid else query)):
-            raise Refused("local")
-        if not paid:
+        if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
@@ -150,13 +149,6 @@ class Door:
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         return stored
-
-    def _local(self, query: Query | None) -> float:
-        """What the silo's own noise leaves to the shuffler, with the server or alone, once this query is charged too."""
-        with _closed():
-            if query is None:
-                return self._ledger.local()
-            return self._ledger.local_after(query.event())
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""

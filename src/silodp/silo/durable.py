@@ -3,7 +3,7 @@
 An answer takes three steps, each durable before the next: charge, store the bytes, send. Every change of state is an entry of a hash chain, and
 (count, head hash) is kept in a second place, the anchor, so that an older copy of the file, an altered one or none at all is refused.
 
-Refusals: budget, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
+Refusals: budget, local, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from silodp.core.accounting import Budget, Rule
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, Shared
 from silodp.silo.atomic import sync_folder
-from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_data, event_of, plain
+from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
 from silodp.silo.identity import Identity, Registered, Registry, tag
 from silodp.silo.lattice import Keystream
 from silodp.silo.ledgerfile import ENTRIES, LedgerFile, now, reason, write_anchor
@@ -101,15 +101,28 @@ class DurableLedger:
 
     # --- answering --------------------------------------------------------------------------------------------------------------
 
-    def slip(self, *, query_id: str, digest: bytes, kind: str, asker: str, run: str, round: str = "", held: int | None = None) -> Slip:
+    def slip(
+        self,
+        *,
+        query_id: str,
+        digest: bytes,
+        kind: str,
+        asker: str,
+        run: str,
+        round: str = "",
+        held: int | None = None,
+        most_local: float = math.inf,
+    ) -> Slip:
         """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
 
-        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names the records that will answer: once the ledger knows of later ones, the charge is refused.
+        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names
+        the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take `local` past
+        `most_local`.
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        slip = Slip(self, self._held if held is None else held, round=round, **about, digest=digest.hex())
+        slip = Slip(self, self._held if held is None else held, most_local, round=round, **about, digest=digest.hex())
         with self._file.failing_closed():
             with self._file.transaction() as connection:
                 answer = self._file.answer(connection, slip.known())
@@ -227,11 +240,6 @@ class DurableLedger:
         """Epsilon of all answers so far against whoever sees the silo's own counts too, such as the shuffler, at the budget's delta."""
         return self._file.snapshot().local_epsilon()
 
-    def local_after(self, event: Event | Shared) -> float:
-        """The same once this is answered too."""
-        tally = self._file.snapshot()
-        return tally.local_epsilon(tally.noted(event_data(event)))
-
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
         return max(0.0, self.settings.budget.epsilon - self.spent())
@@ -257,8 +265,8 @@ class Slip:
     Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
     """
 
-    def __init__(self, ledger: DurableLedger, held: int | None, *, round: str = "", **about: str) -> None:
-        self._ledger, self._file, self._held, self._about = ledger, ledger._file, held, about
+    def __init__(self, ledger: DurableLedger, held: int | None, most_local: float, *, round: str = "", **about: str) -> None:
+        self._ledger, self._file, self._held, self._most_local, self._about = ledger, ledger._file, held, most_local, about
         self._round = {"round": round} if round else {}
         self.answer: bytes | None = None
         """The bytes that may be sent: durable, and the same for every call with this id."""
@@ -290,6 +298,7 @@ class Slip:
                 answer = file.answer(connection, known)
                 if answer is None:
                     bucket, amount = self._price(data)
+                    self._check_local(None if known else data)
                     if known is None:
                         if not file.tally.after(bucket, amount)[1] <= file.tally.capacity:
                             raise Refused("budget")
@@ -309,6 +318,17 @@ class Slip:
             return self._file.tally.price(event)
         except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
             raise Refused("rule") from None
+
+    def _check_local(self, more: dict | None) -> None:
+        """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""
+        if self._most_local == math.inf:
+            return
+        try:
+            local = self._file.tally.local_epsilon(more)
+        except Exception:  # as in `_price`
+            raise Refused("rule") from None
+        if not local <= self._most_local:
+            raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:
         """Keeps the answer durably and returns the bytes to send: this answer or, if another process was first, the one that it stored."""

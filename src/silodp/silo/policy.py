@@ -24,7 +24,7 @@ takes part in a shuffle; `silodp silo init` writes them with comments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -239,10 +239,6 @@ class Shuffling:
     def check(self, mechanism: Shuffled) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
             raise Refused("contributions")
-
-    def bears(self, local_epsilon: Callable[[], float]) -> bool:
-        """Whether what the silo's own noise leaves to the shuffler is within the limit; not worked out where there is none."""
-        return self.maximum_local_epsilon == math.inf or local_epsilon() <= self.maximum_local_epsilon
 
 
 @dataclass(frozen=True)

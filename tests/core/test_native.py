@@ -1,6 +1,7 @@
 """The paths in C give the numbers of those in torch, and leave to them what is unsound."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -193,6 +194,34 @@ def test_normals_are_left_to_numpy_where_the_generator_is_another_or_ours_differ
         native._are_numpys.cache_clear()
         monkeypatch.setattr(native, "_normals", lambda made, generator, out: out.fill(0))  # another layout of the state, say
     native._are_numpys.cache_clear()
+
+
+def test_threads_that_share_a_generator_share_no_normals():
+    generator, found = np.random.default_rng(5), np.empty((2, 3_000_000), np.float32)
+    native.standard_normals(generator, found[0, :1])  # what is built and tried once
+    together = threading.Barrier(2)
+
+    def fill(out: np.ndarray) -> None:
+        together.wait()
+        native.standard_normals(generator, out)
+
+    threads = [threading.Thread(target=fill, args=(out,)) for out in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = np.random.default_rng(5).standard_normal(6_000_001, np.float32)[1:].reshape(2, -1)
+    assert np.array_equal(found, expected) or np.array_equal(found[::-1], expected)
+
+
+def test_normals_are_put_where_numpy_would_or_nowhere():
+    whole = np.zeros(8, np.float32)
+    locked = whole[:4]
+    locked.flags.writeable = False
+    for out in (whole[5::-1], whole[::2], locked, whole.view(">f4"), whole.astype(np.float16), whole.astype(np.float64)):
+        with pytest.raises((ValueError, TypeError)):
+            native.standard_normals(np.random.default_rng(0), out)
+    assert not whole.any()
 
 
 def test_a_library_that_is_cut_off_is_built_again_and_one_that_others_may_write_is_left(tmp_path, monkeypatch):

@@ -148,3 +148,7 @@ def test_unsound_records_and_runs_give_a_small_network_nothing(moved):
     torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
     assert here[0].any()
     assert not there[1:].any()
+    w = w[:1].cuda().requires_grad_()
+    unmoved = clipped_sum(problem, w, *(t.cuda() for t in (x, y, weight)), 1.0, reference=w, native=True)
+    assert not unmoved.any()
+    assert not unmoved.requires_grad

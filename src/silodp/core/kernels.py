@@ -340,9 +340,9 @@ def network_sums(
     a = functional.pad(x.masked_fill(~(length < 1e30)[:, None], 0), (0, -records % 32)).contiguous()
     a = torch.cat([a, torch.ones_like(a[:, :1]), a.new_zeros(silos, width - inputs - 1, a.shape[2])], 1)
     out = torch.zeros(runs, silos, dim, device=x.device)
-    held = 4 * hidden * len(points) * max(1, silos)
-    many = max(32, min(a.shape[2], memory // held // 32 * 32))
-    step = max(1, memory // (held * many))
+    held = max(1, 4 * hidden * silos)  # bytes of one number of each hidden unit and silo in one run
+    many = max(32, min(a.shape[2], memory // (held * len(points)) // 32 * 32))
+    step = max(1, memory // (held * (len(points) * many + 2 * width)))
     for j in range(0, runs if out.numel() and records else 0, step):
         part = slice(j, j + step)
         here, some = [p[part].contiguous() for p in points], len(clips[part])
@@ -455,10 +455,10 @@ def _between(
         e2 = tl.where(sound[None, :], e2 * scale[None, :], 0.0)
         by_bias += tl.sum(e2, 1)
         for k in tl.range(OUTPUTS, loop_unroll_factor=2):
-            found = tl.sum(_row(e2, o, k)[None, :] * hidden, 1)
-            if DIFFERENCE:
-                found += tl.sum(tl.where(sound[None, :], _row(f2 * scale[None, :], o, k)[None, :] * rise, 0.0), 1)
-            by_second += tl.where(o[:, None] == k, found[None, :], 0.0)
+            found = _row(e2, o, k)[None, :] * hidden
+            if DIFFERENCE:  # a record's two terms may be long and cancel: they are added before records are
+                found += tl.where(sound[None, :], _row(f2 * scale[None, :], o, k)[None, :] * rise, 0.0)
+            by_second += tl.where(o[:, None] == k, tl.sum(found, 1)[None, :], 0.0)
     into = tail + ((tl.program_id(1) * runs + run) * silos + silo) * (OUTPUTS * (HIDDEN + 1))
     tl.store(into + o[:, None] * (HIDDEN + 1) + h[None, :], by_second, mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :])
     tl.store(into + o * (HIDDEN + 1) + HIDDEN, by_bias, mask=o < OUTPUTS)

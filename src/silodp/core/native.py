@@ -226,7 +226,8 @@ def _by_kernel(
         return None
     sizes = chain[0].inputs, chain[0].outputs, chain[1].outputs
     places = [place for layer in chain for place in (layer.weight, layer.bias)]
-    return kernels().network_sums(points, x.to(torch.float32), y, weight, clips, sizes, places, memory)
+    points, x = [point.detach() for point in points], x.detach().to(torch.float32)
+    return kernels().network_sums(points, x, y, weight, clips, sizes, places, memory)
 
 
 def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> tuple[ctypes.Array[_Stage], ctypes.Array[_Layer]] | None:

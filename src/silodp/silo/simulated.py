@@ -4,8 +4,8 @@ Runs that share a seed share their random draws (each run by itself has the righ
 and its random numbers cheap.
 
 Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by up to n 2^-24 of the clip (in C
-0.002 of it more), which no price covers (1 % of the sensitivity at a million records), and a record on which a
-user's own model raises stops the run.
+0.002 of it more; where the two terms of a difference are far longer than their sum, by that share of them), which no price covers (1 % of the
+sensitivity at a million records), and a record on which a user's own model raises stops the run.
 """
 
 from __future__ import annotations

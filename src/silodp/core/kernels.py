@@ -3,6 +3,7 @@
 Products of matrices are float32 throughout: by multiply and add, or on tensor cores from three products of TF32 parts, which lose no more.
 """
 
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence

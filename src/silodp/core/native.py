@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from silodp.core.convolution import conv_known, pair, side_by_side
 from silodp.core.layers import kernels
-from silodp.core.losses import cross_entropy, logistic, squared_error
+from silodp.core.losses import Loss, cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -39,7 +39,7 @@ FLAGS = (
     *("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
-LOSSES = [cross_entropy, logistic, squared_error]
+LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
 MOST = 16
 """Linear layers, as `native.c` has it."""
 
@@ -145,8 +145,10 @@ def _are_numpys(made: ctypes.CDLL) -> bool:
 class Named(Protocol):
     """A module, with the model's name of each of its parameters."""
 
-    module: nn.Module
-    names: dict[str, str]
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def names(self) -> dict[str, str]: ...
 
 
 def takes(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> bool:

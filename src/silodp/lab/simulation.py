@@ -17,7 +17,7 @@ from silodp.wire.inprocess import InProcess, ThroughShuffler
 
 
 def simulate(
-    problem: Problem, records: Records, plan: Plan, seeds: Sequence[int], participation: Everyone | None = None
+    problem: Problem, records: Records, plan: Plan, seeds: Sequence[int | tuple[int, ...]], participation: Everyone | None = None
 ) -> tuple[Federation, MemoryLedger]:
     """A federation over these records whose gate charges each run and silo by the plan's rule and budgets."""
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)

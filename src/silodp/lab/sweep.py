@@ -223,8 +223,8 @@ def _rewrite(path: Path, rows: Sequence[dict[str, str]]) -> None:
 class Sweep(Protocol):
     """What is to be run: arms, each on a number of trials."""
 
-    trials: int
-
+    @property
+    def trials(self) -> int: ...
     def arms(self) -> list[Arm]: ...
 
 

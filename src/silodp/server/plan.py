@@ -189,7 +189,7 @@ def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, 
     mine = [a for a in asked if silo in a.silos]
     gdp = GDP()
 
-    def total(events: Sequence[tuple[Event, float]]) -> float:
+    def total(events: Sequence[tuple[Event | Shared, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
             batch = event.sampling if isinstance(event.sampling, DisjointBatches) else FullBatch()
@@ -267,7 +267,7 @@ def _least(excess: Callable[[float], float], guess: float) -> float:
     return math.exp(least)
 
 
-def _default_rule(events: Sequence[Event]) -> str:
+def _default_rule(events: Sequence[Event | Shared]) -> str:
     kinds = {type(e.sampling) for e in events}
     if not kinds & {Poisson, WithoutReplacement}:
         return "gdp"

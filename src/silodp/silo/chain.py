@@ -249,7 +249,7 @@ class Tally:
         self.rule = self.settings.rule
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
-    def price(self, event: Event) -> tuple[str, float]:
+    def price(self, event: Event | Shared) -> tuple[str, float]:
         """(bucket, amount). A partition's buckets carry its generation: a record that moved may be in two batches of one name, so they add up."""
         if isinstance(event.sampling, DisjointBatches):
             event = replace(event, sampling=replace(event.sampling, partition=f"{event.sampling.partition}@{self.generation}"))

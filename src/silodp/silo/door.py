@@ -121,8 +121,8 @@ class Door:
         query, now = envelope.query, self._clock()
         self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
-        shuffled, round = isinstance(query.mechanism, Shuffled), ""
-        if shuffled:
+        round = ""
+        if isinstance(query.mechanism, Shuffled):
             if self._shuffling is None:
                 raise Refused("shuffle")
             self._shuffling[0].check(query.mechanism)

@@ -293,7 +293,7 @@ class Slip:
         with file.failing_closed():
             with file.transaction() as connection:
                 data, known = file.tally.noted(data) | self._round, self.known()
-                if "levels" in data and file.tally.rounds.get(data.get("round"), self._about["query_id"]) != self._about["query_id"]:
+                if "levels" in data and file.tally.rounds.get(data.get("round", ""), self._about["query_id"]) != self._about["query_id"]:
                     raise Refused("round")
                 answer = file.answer(connection, known)
                 if answer is None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from silodp.core.accounting import Budget, Rule, budget_array
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import Event
+from silodp.core.query import Event, Shared
 
 
 class MemoryLedger:
@@ -23,7 +23,7 @@ class MemoryLedger:
         self._capacity = rule.capacity(self.budgets)
         self._buckets: dict[str, np.ndarray] = {}
 
-    def charge(self, event: Event, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
         """Adds the event's price to the answering silos, or raises Refused("budget") and charges nobody."""
         try:
             key, price = self.rule.price(event, self.counts)

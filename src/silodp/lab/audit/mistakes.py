@@ -22,7 +22,7 @@ from torch.func import functional_call, grad, vmap
 
 from silodp.core.codec import Answer, decode_query, decode_reply, encode_reply
 from silodp.core.errors import Refused
-from silodp.core.query import Event, FullBatch, Gaussian, GradDiff, Query, Release, Sampling, WithoutReplacement
+from silodp.core.query import Event, FullBatch, Gaussian, GradDiff, Query, Release, Sampling, Shared, WithoutReplacement
 from silodp.server.plan import Plan, calibrate
 from silodp.silo import lattice
 from silodp.silo.door import Door
@@ -194,7 +194,7 @@ def whole_budget_each(run, mechanisms, budgets, counts, participation=None, *, s
 class NoFilter(MemoryLedger):
     """Counts, and lets everything pass."""
 
-    def charge(self, event: Event, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
         with contextlib.suppress(Refused):
             super().charge(event, silos)
 

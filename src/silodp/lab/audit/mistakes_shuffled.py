@@ -19,7 +19,7 @@ from torch import Tensor
 from silodp.core import shuffle
 from silodp.core.box import Contribution, seal
 from silodp.core.codec import Answer, Envelope, Sealed, decode_query, decode_reply, encode_reply
-from silodp.core.query import Event, Query, Release, Shuffled
+from silodp.core.query import Event, Query, Release, Shared, Shuffled
 from silodp.core.relay import Passed, Request
 from silodp.server.plan import Plan
 from silodp.server.shuffled import calibrate_shuffled
@@ -136,7 +136,7 @@ class OpenCounts(Door):
 class EachAlone(MemoryLedger):
     """Every round has the whole budget to itself."""
 
-    def charge(self, event: Event, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
         self._buckets = {}
         super().charge(event, silos)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from silodp.core.accounting import Budget, Renyi
 from silodp.core.problem import Problem
-from silodp.core.query import Event, FullBatch, Gaussian, Query, Release, Sampling
+from silodp.core.query import Event, FullBatch, Gaussian, Query, Release, Sampling, Shared
 from silodp.lab.evaluate import training_loss
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation, Port
@@ -180,9 +180,9 @@ class _Ledger(MemoryLedger):
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
-        self.log: list[tuple[Event, tuple[int, ...]]] = []
+        self.log: list[tuple[Event | Shared, tuple[int, ...]]] = []
 
-    def charge(self, event: Event, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
         super().charge(event, silos)
         self.log.append((event, tuple(silos)))
 
@@ -212,7 +212,8 @@ def _run(algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, pl
     return algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
 
 
-def _facts(event: Event, silos: Sequence[int]) -> tuple:
+def _facts(event: Event | Shared, silos: Sequence[int]) -> tuple:
     """What decides an event's price, as one comparable value."""
+    assert isinstance(event, Event)
     multiplier = np.asarray(event.noise_multiplier, dtype=np.float64)
     return event.sampling, event.count, multiplier.tolist(), tuple(silos)

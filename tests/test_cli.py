@@ -268,6 +268,7 @@ def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
     )
     results = tmp_path / "run/results.csv"
     deadline = time.monotonic() + 120

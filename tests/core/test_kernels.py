@@ -121,7 +121,7 @@ def test_windows_give_the_maxima_and_gradients_of_torch_to_the_bit_also_for_ties
 @pytest.mark.parametrize(("most", "memory"), [(512, 2**31), (30, 40_000)])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("moved", [None, 1e-2])
-@pytest.mark.parametrize("sizes", [(6, 16, 3), (50, 64, 2), (63, 100, 10)])
+@pytest.mark.parametrize("sizes", [(6, 16, 3), (50, 64, 2), (63, 5, 16), (63, 100, 10)])
 def test_a_small_network_s_sums_are_those_of_the_cpu_in_however_many_parts(sizes, moved, own, most, memory, monkeypatch):
     monkeypatch.setattr(kernels, "MOST", most)
     inputs, hidden, outputs = sizes

@@ -338,7 +338,7 @@ def network_sums(
     y, weight, x = y.contiguous(), weight.float().contiguous(), x.flatten(2).transpose(1, 2)
     length = square(x[:, None])[:, 0].add_(1)
     # a bias is the weight of an input that is always 1; columns are filled up for the products' sake
-    a = functional.pad(x.masked_fill(~(length < 1e30)[:, None], 0), (0, -records % 32)).contiguous()
+    a = functional.pad(x.masked_fill(~(length < 1e30)[:, None], 0), (0, -records % 32))
     a = torch.cat([a, torch.ones_like(a[:, :1]), a.new_zeros(silos, width - inputs - 1, a.shape[2])], 1)
     out = torch.zeros(runs, silos, dim, device=x.device)
     held = max(1, 4 * hidden * silos)  # bytes of one number of each hidden unit and silo in one run

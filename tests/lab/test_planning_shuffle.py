@@ -119,6 +119,8 @@ def test_the_theorem_is_shown_where_its_constants_are_given():
     [
         ({"dimension": None}, ("dimension is missing", "--dimension")),
         ({"dimension": 0}, ("dimension is 0", "1 or more")),
+        ({"trust": "central", "dimension": 0}, ("dimension is 0", "1 or more")),
+        ({"trust": "isrl", "dimension": -3}, ("dimension is -3", "1 or more")),
         ({"dimension": 10**10}, ("levels", "smaller dimension")),
         ({"epsilon": 1e-5}, ("epsilon is 1e-05", "larger epsilon")),
         ({"epsilon": math.inf}, ("inf",)),
@@ -165,6 +167,20 @@ def test_the_command_prints_json_and_tables(silodp):
     code, out, _ = silodp(*words, "spider")
     assert code == 0
     assert all(word in out for word in ("spider, anchors", "spider, differences", "g / sqrt(d)", "against the shuffler"))
+
+
+@pytest.mark.parametrize("trust", ["isrl", "central"])
+def test_a_dimension_alone_changes_nothing_where_noise_does_not_depend_on_it(silodp, trust):
+    """The same words with another --trust compare the three; with a constant of the theory it is the theory's d."""
+    words = ("--trust", trust, "--silos", 5, "--records", 200, "--rounds", 10, "--algorithm", "mb-sgd", "--json")
+    code, out, err = silodp(*words, "--dimension", 40)
+    assert (code, err) == (0, "")
+    assert out == silodp(*words)[1]
+    code, _, err = silodp(*words, "--dimension", 40, "--lipschitz", 1)
+    assert code == 2
+    assert "the theory needs --smoothness as well" in err
+    constants = ("--lipschitz", 1, "--smoothness", 1, "--pl", 1, "--gap", 1)
+    assert "theory" in json.loads(silodp(*words[:-2], "prox-sgd", "--json", "--dimension", 40, *constants)[1])
 
 
 def test_the_command_refuses_in_one_sentence_and_isrl_is_the_default(silodp):

@@ -69,7 +69,7 @@ def planned(wish: Wish) -> dict:
         answer["user_level"] = {"epsilon": wish.epsilon, "delta": targets[0].delta}
     elif math.isfinite(spent[0]) and spent[0] > 0:
         answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0], gaussian)
-    if wish.theory and any(v is not None for v in wish.theory.values()):
+    if any(v is not None for name, v in (wish.theory or {}).items() if name != "dimension"):  # d alone decides no Gaussian noise
         answer["theory"] = _theory(wish, budgets[0])
     if wish.delta is None:
         warn_of_delta({f"a silo of {n} records": n for n in wish.records})

@@ -39,6 +39,9 @@ def planned_for(trust: str, wish: Wish, *, least: int | None = None) -> dict:
         raise BadInput(f"trust {trust!r} is unknown; choose one of {', '.join(TRUSTS)}")
     if trust != "shuffle" and least is not None:
         raise BadInput("--least belongs to --trust shuffle; leave it out")
+    dimension = (wish.theory or {}).get("dimension")
+    if dimension is not None and dimension < 1:
+        raise BadInput(f"dimension is {dimension}; --dimension is the number of parameters of the model, 1 or more")
     if trust == "isrl":
         return planned(wish)
     _check(wish)
@@ -108,9 +111,8 @@ def _delta(wish: Wish) -> float:
 
 def _dimension(wish: Wish) -> int:
     dimension = (wish.theory or {}).get("dimension")
-    if dimension is None or dimension < 1:
-        given = "is missing" if dimension is None else f"is {dimension}"
-        raise BadInput(f"dimension {given}; --trust shuffle needs --dimension, the number of parameters of the model, 1 or more")
+    if dimension is None:
+        raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
     return dimension
 
 

@@ -536,16 +536,13 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
         print(json.dumps({"fits": fits, "folder": str(folder)}))
         return
     table = Table(title="Log-log slopes: excess risk (Prox-SGD, SVRG) and squared gradient mapping (SPIDER)")
-    for column in ("theorem", "algorithm", "against", "slope", "± s.e.", "theory", "as run", "value / lower bound", "verdict"):
+    for column in ("theorem", "algorithm", "against", "slope", "± s.e.", "theory", "as run", "verdict"):
         table.add_column(column, justify="right" if column in ("slope", "± s.e.", "theory", "as run") else "left", overflow="fold")
     for fit in fits:
-        ratios = [p["ratio"] for p in fit["points"]]
         slopes = (f"{fit['slope']:+.2f}", f"{fit['slope_error']:.2f}", f"{fit['theory']:+.2f}", f"{fit['as_run']:+.2f}")
-        span = f"{min(ratios):.3g} to {max(ratios):.3g}"
-        table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, span, fit["verdict"])
+        table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, fit["verdict"])
     out.print(table)
     out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; flatter, steeper: than either.")
-    out.print("Lower bounds have the constant 1.")
     out.print(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")
 
 

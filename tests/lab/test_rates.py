@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 
 import numpy as np
 import pytest
@@ -11,10 +10,11 @@ from typer.testing import CliRunner
 
 from silodp import cli
 from silodp.core.accounting import Budget
+from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.prox import GroupL1, L2Ball, Zero
-from silodp.core.theory import prescribe
-from silodp.lab import rates
+from silodp.core.theory import lower_bound, prescribe
+from silodp.lab import figures, rates
 from silodp.lab.evaluate import mapping_norm, training_loss
 from silodp.lab.rates import (
     DELTA,
@@ -207,7 +207,35 @@ def test_every_point_is_in_the_table_and_the_same_seed_gives_the_same_numbers(he
     assert json.loads((tmp_path / "rates.json").read_text()) == fits
     _, again = point(*lines[0].key(lines[0].sizes[0]), 0)
     assert float(again.mean()) == fits[0]["points"][0]["value"]
-    assert all(p["ratio"] == pytest.approx(p["value"] / p["lower_bound"]) and math.isfinite(p["ratio"]) for f in fits for p in f["points"])
+    assert rates.read(tmp_path / "rates.csv", lines) == fits  # so that a figure is redrawn from the table alone
+    with pytest.raises(BadInput, match=r"is not a table of this study \(its prox-sgd against d differs\)"):
+        rates.read(tmp_path / "rates.csv", lines[::-1])
+
+
+def test_a_lower_bound_is_known_and_drawn_where_its_conditions_hold_and_nowhere_else(tmp_path, monkeypatch):
+    """N >= 16 ln(14 N) needs 119 silos, and epsilon <= sqrt(N)."""
+    many = line("spider", "N", (16, 118, 119, 400), -2 / 3, Size(100, 16, 10, 5.0))
+    loud = line("prox-svrg", "epsilon", (11.0, 11.5), -2.0, Size(100, 128, 10, 11.0))
+    measured = {"runs": 2, "value": 1e-4, "standard_error": 1e-5}
+    fits = [rates.fit(one, [measured] * len(one.values)) for one in (many, loud)]
+    known = [[p["lower_bound"] for p in fit["points"]] for fit in fits]
+    assert [[bound is not None for bound in row] for row in known] == [[False, False, True, True], [True, False]]
+    assert known[0][3] == pytest.approx(known[0][2] * 119 / 400)
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, stem, suffixes: drawn.append(figure))
+    figures.draw_rates(fits, tmp_path)
+    dotted = [tuple(curve.get_xdata()) for ax in drawn[0].axes for curve in ax.get_lines() if curve.get_linestyle() == ":"]
+    assert sorted(dotted) == [(11.0,), (119, 400)]
+
+
+def test_the_bound_of_prox_sgd_is_that_of_its_own_class():
+    """It is sqrt(R)-compositional, so the private term of the bound is R^2 times smaller."""
+    c = constants("risk", Size(500, 128, 10, 4.0))
+    plain, rounds = lower_bound(c, "strongly-convex-so").value, prescribe("prox-sgd", c).rounds
+    sampled = c.lipschitz**2 / 2.0 / (500 * 128)
+    bound = rates.known_bound(line("prox-sgd", "N", (128,), -1.0, Size(500, 128, 10, 4.0)), c)
+    assert rounds > 1
+    assert bound - sampled == pytest.approx((plain - sampled) / rounds**2, rel=1e-6)
 
 
 def test_the_command_prints_a_row_for_each_line_and_draws(here, monkeypatch, tmp_path):

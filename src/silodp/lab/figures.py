@@ -48,8 +48,11 @@ def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
     _save(figure, stem)
 
 
-def draw_rates(fits: Sequence[dict], folder: Path) -> None:
-    """rates.png and rates.svg: excess risk above, squared mapping norm below, against epsilon, n, N and d, with fits and lower bounds."""
+def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = (".png", ".svg")) -> None:
+    """rates.png and rates.svg: excess risk above, squared mapping norm below, against epsilon, n, N and d, with fits.
+
+    A lower bound is drawn at the sizes where its conditions hold, and nowhere else.
+    """
     colors = {"prox-sgd": "#d1495b", "prox-svrg": "#7fb2dd", "prox-pl-svrg": "#0b5fa5", "spider": "#2e8b57", "spider-alternate": "#e8a33d"}
     rows = {"risk": "excess risk", "mapping": "E ‖gradient mapping‖²"}
     figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.6), layout="constrained", sharey="row")
@@ -66,7 +69,9 @@ def draw_rates(fits: Sequence[dict], folder: Path) -> None:
                 label_of = f"{name} {fit['slope']:+.2f} ± {fit['slope_error']:.2f} ({fit['theory']:+.2f})"
                 ax.plot(x, [level * (v / middle) ** fit["slope"] for v in x], color=color, linewidth=1.2, label=label_of)
                 ax.plot(x, [level * (v / middle) ** fit["theory"] for v in x], color=color, linewidth=0.9, linestyle="--")
-                ax.plot(x, [p["lower_bound"] for p in fit["points"]], color=color, linewidth=0.9, linestyle=":")
+                known = [(v, p["lower_bound"]) for v, p in zip(x, fit["points"], strict=True) if p["lower_bound"] is not None]
+                if known:
+                    ax.plot(*zip(*known, strict=True), color=color, linewidth=0.9, linestyle=":", marker="_", label="its lower bound")
             ax.set(xscale="log", yscale="log", xlabel=against)
             ticks = sorted({v for f in fits if f["measure"] == measure and f["against"] == against for v in f["x"]})
             ax.set_xticks(ticks[:: max(1, len(ticks) // 5)], [f"{v:g}" for v in ticks[:: max(1, len(ticks) // 5)]], fontsize=8)
@@ -75,11 +80,11 @@ def draw_rates(fits: Sequence[dict], folder: Path) -> None:
             if ax.get_legend_handles_labels()[0]:
                 ax.legend(fontsize=6.5, loc="lower left" if against != "d" else "lower right")
         line[0].set_ylabel(label)
-    figure.suptitle("Fitted slope ± standard error (theory): solid fit, dashed theory, dotted lower bound", fontsize=10)
-    _save(figure, folder / "rates")
+    figure.suptitle("Fitted slope ± standard error (theory): solid fit, dashed theory", fontsize=10)
+    _save(figure, folder / "rates", suffixes)
 
 
-def _save(figure, stem: Path) -> None:
-    for suffix in (".png", ".svg"):
+def _save(figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> None:
+    for suffix in suffixes:
         figure.savefig(stem.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
     plt.close(figure)

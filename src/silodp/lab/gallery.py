@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from silodp.core.accounting import rounded_up
+from silodp.lab import rates
 from silodp.lab.compare import NOTE, improvement, read_table
-from silodp.lab.figures import draw_comparison
+from silodp.lab.figures import draw_comparison, draw_rates
 from silodp.lab.study import CURVES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
 from silodp.silo.datasets import DATASETS
 
@@ -17,8 +18,12 @@ TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cif
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """figures.md, leaderboard.md, variance.md and trust.md in `docs`, from the tables NAME.csv in `tables`; what has no table is left out."""
-    pages = (write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust))
+    """figures.md, leaderboard.md, variance.md and trust.md in `docs`, from the tables NAME.csv in `tables`, and rates.png from rates.csv in
+    `docs`; what has no table is left out."""
+    pages = [write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust)]
+    if (docs / "rates.csv").exists():
+        draw_rates(rates.read(docs / "rates.csv"), docs, suffixes=(".png",))
+        pages.append(docs / "rates.png")
     return [page for page in pages if page]
 
 

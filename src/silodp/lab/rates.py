@@ -12,7 +12,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from silodp.core.accounting import Budget
+from silodp.core.errors import BadInput
 from silodp.core.losses import squared_error
 from silodp.core.problem import Problem
 from silodp.core.prox import GroupL1, L2Ball
@@ -259,7 +260,7 @@ def measure(folder: Path, *, quiet: bool = False, lines: Sequence[Line] | None =
         for key, runs in spread(point, tasks):
             values.setdefault(key, []).append(runs)
             bar.advance(task)
-    fits = [fit(line, [torch.cat(values[line.key(size)]) for size in line.sizes]) for line in lines]
+    fits = [fit(line, [_mean(torch.cat(values[line.key(size)])) for size in line.sizes]) for line in lines]
     (folder / "rates.json").write_text(json.dumps(fits, indent=1) + "\n")
     with (folder / "rates.csv").open("w", newline="") as file:
         rows = [{"algorithm": f["algorithm"], "measure": f["measure"], "against": f["against"], **p} for f in fits for p in f["points"]]
@@ -275,22 +276,40 @@ def _cost(task: tuple[str, str, Size, int, int]) -> float:
     return schedule(algorithm, constants(measure, size)).counted.stop * size.n * size.N * size.d * runs
 
 
-def fit(line: Line, values: Sequence[Tensor]) -> dict:
+def _mean(runs: Tensor) -> dict[str, float]:
+    """The mean of a point's runs, with its standard error."""
+    return {"runs": len(runs), "value": float(runs.mean()), "standard_error": float(runs.std() / math.sqrt(len(runs)))}
+
+
+def read(path: Path, lines: Sequence[Line] | None = None) -> list[dict]:
+    """The fits of a study from its rates.csv alone."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    fits, at = [], 0
+    for line in study() if lines is None else lines:
+        mine = rows[at : at + len(line.sizes)]
+        at += len(mine)
+        told = [(r["algorithm"], r["measure"], r["against"], *(float(r[name]) for name in ("n", "N", "d", "epsilon"))) for r in mine]
+        if told != [(line.algorithm, line.measure, line.against, *astuple(size)) for size in line.sizes]:
+            raise BadInput(
+                f"{path} is not a table of this study (its {line.algorithm} against {line.against} differs); run silodp rates again"
+            )
+        fits.append(fit(line, [{"runs": int(r["runs"]), **{k: float(r[k]) for k in ("value", "standard_error")}} for r in mine]))
+    return fits
+
+
+def fit(line: Line, measured: Sequence[dict]) -> dict:
     """The log-log slope by least squares, its standard error from the runs' spread, and the theorem's beside it.
 
     `as_run` is the slope of the proof's own error terms at the very R, K, q, S and noise that ran: the exponent with its hidden
     logarithms and with whole numbers in the place of real ones.
     """
-    kind = "smooth-convex" if line.measure == "mapping" else "strongly-convex-so" if line.algorithm == "prox-sgd" else "strongly-convex-erm"
     points, terms = [], []
-    for size, runs in zip(line.sizes, values, strict=True):
+    for size, mean in zip(line.sizes, measured, strict=True):
         c = constants(line.measure, size)
-        plan, bound = schedule(line.algorithm, c), lower_bound(c, kind).value
+        plan = schedule(line.algorithm, c)
         terms.append(plan.rest if line.sampling else plan.private + (plan.rest if line.measure == "mapping" else 0.0))
-        mean, error = float(runs.mean()), float(runs.std() / math.sqrt(len(runs)))
-        points.append(
-            asdict(size) | {"runs": len(runs), "value": mean, "standard_error": error, "lower_bound": bound, "ratio": mean / bound}
-        )
+        points.append(asdict(size) | mean | {"lower_bound": known_bound(line, c)})
     slope, slope_error = log_slope(line.values, [p["value"] for p in points], [p["standard_error"] for p in points])
     as_run, _ = log_slope(line.values, terms, [0.0] * len(terms))
     return {
@@ -298,6 +317,15 @@ def fit(line: Line, values: Sequence[Tensor]) -> dict:
         "x": list(line.values), "slope": slope, "slope_error": slope_error, "theory": line.exponent, "as_run": as_run,
         "verdict": verdict(line, slope, slope_error, as_run), "points": points,
     }  # fmt: skip
+
+
+def known_bound(line: Line, c: Constants) -> float | None:
+    """The lower bound of the algorithm's class with the constant 1, or None where a condition of it fails: it then says nothing."""
+    if line.algorithm == "prox-sgd":  # each batch has the whole budget, which makes it sqrt(R)-compositional
+        bound = lower_bound(c, "strongly-convex-so", compositionality=math.sqrt(prescribe("prox-sgd", c).rounds))
+    else:
+        bound = lower_bound(c, "smooth-convex" if line.measure == "mapping" else "strongly-convex-erm")
+    return bound.value if bound.applies else None
 
 
 def log_slope(x: Sequence[float], y: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:

@@ -60,9 +60,7 @@ AlgorithmName = Annotated[
 Rounds = Annotated[int, typer.Option(help="Communication rounds R.")]
 Phase = Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")]
 Clip = Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm.")]
-Slope = Annotated[
-    float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf is the paper's plain form.")
-]
+Slope = Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")]
 LocalSteps = Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")]
 Inner = Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")]
 Momentum = Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")]
@@ -161,7 +159,8 @@ def interruptible() -> Iterator[None]:
 @app.command()
 def reproduce(
     figures: Annotated[
-        list[str], typer.Argument(help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, or figures by name.")
+        list[str],
+        typer.Argument(help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, trust, or figures by name."),
     ],
     reduced: Annotated[bool, typer.Option("--reduced", help="Few trials, epsilons and settings: minutes on two cores.")] = False,
     trials: Annotated[int | None, typer.Option(help="Random train/test splits.")] = None,
@@ -173,7 +172,7 @@ def reproduce(
     out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
-    """The paper's figures with exact accounting: PNG, SVG, a small table, and a paragraph on whether its claims hold.
+    """The paper's figures with exact accounting: PNG, SVG, a small table, and a paragraph on what it shows.
 
     Interrupt it and run it again: it goes on where it stopped.
 
@@ -199,7 +198,7 @@ def reproduce(
         if rows := done.get(folder / name):
             draw_comparison(rows, folder / name / "figure", title=f"{title_of(study)}, {study.trials} random splits")
             paper = set(studies.PAPER) <= set(study.methods)
-            shown.append({"figure": name, "folder": str(folder / name), "reading": reading(rows) if paper else "", "rows": rows})
+            shown.append({"figure": name, "folder": str(folder / name), "reading": reading(rows, study) if paper else "", "rows": rows})
     if as_json:
         print(json.dumps({"figures": shown, "note": lab.NOTE}))
         return

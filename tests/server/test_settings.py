@@ -46,7 +46,7 @@ def test_every_algorithm_is_found_by_its_name():
         ("local-sgd", {"local_steps": 0}, r"^local steps is 0; it must be 1 or more$"),
         ("prox-svrg", {"inner": 0}, r"^inner steps is 0; it must be 1 or more$"),
         ("prox-pl-svrg", {"restarts": 0}, r"^restarts is 0; it must be 1 or more$"),
-        ("spider", {"slope": 0.0}, r"^slope is 0; it must be greater than 0 \(inf for the paper's plain form\)$"),
+        ("spider", {"slope": 0.0}, r"^slope is 0; it must be greater than 0 \(inf to clip at 2 L alone\)$"),
         ("spider", {"slope": -2.0}, r"^slope is -2; it must be greater than 0"),
         ("spider", {"slope": math.nan}, r"^slope is nan; it must be greater than 0"),
         ("spider", {"phase": 25}, r"^phase is 25 but there are only 24 rounds; choose a phase between 1 and 24$"),

@@ -68,7 +68,7 @@ def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | Non
         _describe(folder, study, split, problem.dim)
     who = study.participation(arm, len(split.train), trial)
     batch = sampling_by_name(study.sampling, find(arm.algorithm), study.rounds)
-    return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch))
+    return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch, study.draw))
 
 
 def _on_gpu(study: Study, gpu: bool) -> bool:

@@ -82,6 +82,8 @@ class Study:
     methods: tuple[str, ...] = PAPER
     sampling: str = "full"
     """Batches of gradients and differences; SPIDER's anchors always take every record."""
+    draw: int = 0
+    """Which draw of the noise on each split: a study repeated with another says how much of its result is chance."""
 
     def arms(self) -> list[Arm]:
         return [arm for method in self.methods for arm in ARMS[method](self)]
@@ -239,7 +241,15 @@ TRUST: dict[str, Study] = {
 }  # fmt: skip
 """What a shuffler buys: the same algorithms under ISRL-DP, SDP and central DP."""
 
-STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE, **TRUST}
+AGAIN: dict[str, Study] = {
+    f"trust-mnist-draw{draw}": replace(
+        study, grid=replace(study.grid, steps=study.grid.steps[1:], clips=(10.0,)), methods=("spider-shuffle", "spider-central"), draw=draw
+    )
+    for study in TRUST.values() for draw in (1, 2)
+}  # fmt: skip
+"""SPIDER under SDP and central DP with other draws of the noise, around what the whole grid picks: how far the two differ by chance."""
+
+STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE, **TRUST, **AGAIN}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
@@ -266,7 +276,7 @@ def reduced(study: Study) -> Study:
 
 def studies_by_name(name: str) -> dict[str, Study]:
     """The named study; "all" are the paper's figures; a data set's figures; or a family: "leaderboard", "variance" or "trust"."""
-    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE, "trust": TRUST}
+    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE, "trust": {**TRUST, **AGAIN}}
     found = families.get(name) or {k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)}
     if not found:
         raise BadInput(

@@ -83,10 +83,12 @@ def run_arm(
     epsilons: Sequence[float],
     participation: Callable[[], Everyone] | None = None,
     sampling: Sampling | None = None,
+    draw: int = 0,
 ) -> Iterator[dict[str, float | str]]:
     """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent.
 
-    `sampling` is that of gradients and differences (every record by default); anchors always take every record.
+    `sampling` is that of gradients and differences (every record by default); anchors always take every record. `draw` says which of the
+    draws of all noise it is: runs of one trial and draw share theirs, whatever their epsilon.
     """
     points = arm.points(epsilons)
     records = split.train.pooled() if arm.trust == "central" else split.train
@@ -109,7 +111,7 @@ def run_arm(
     if arm.trust == "central":
         who = partial(Everyone, 1)
     plan = _plan(arm, dry, mechanisms, points, counts, who(), delta=max(split.train.counts) ** -2.0, dimension=problem.dim)
-    fed, ledger = simulate(problem, records, plan, [trial] * len(points), who())
+    fed, ledger = simulate(problem, records, plan, [(trial, draw) if draw else trial] * len(points), who())
     start = problem.initial([trial]).to(device).expand(len(points), -1)
     w = output(run(fed, problem, start, **{kind: m.clipped(clip) for kind, m in plan.mechanisms.items()}))
     loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)

@@ -29,7 +29,7 @@ def schedule(
         if value < 1:
             raise BadInput(f"{name} is {value}; it must be 1 or more")
     if not slope > 0:
-        raise BadInput(f"slope is {slope:g}; it must be greater than 0 (inf for the paper's plain form)")
+        raise BadInput(f"slope is {slope:g}; it must be greater than 0 (inf to clip at 2 L alone)")
     if algorithm.name == "diff2" and math.isinf(slope):
         raise BadInput("slope is inf, but diff2 has no other bound on a difference; give a finite slope, or use spider")
     if not 0 <= momentum < 1:
@@ -57,7 +57,7 @@ def default_shares(algorithm: Algorithm, settings: dict, anchor: float | None = 
     """How the budget is split between anchors and differences: the share given, or one that suits the length of a phase.
 
     The default minimises the mean noise variance of the carried estimate over the rounds between two anchors if differences are clipped at a quarter
-    of the anchor's clip on average (at twice the clip in the plain form): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
+    of the anchor's clip on average (at twice the clip if the slope is inf): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
     """
     if len(algorithm.kinds) == 1:
         return None

@@ -9,7 +9,7 @@ from silodp.core.query import Gaussian, GradDiff, Number, Query
 def ask_difference(w: Tensor, reference: Tensor, refine: Gaussian, anchor: Gaussian, slope: Number) -> Query:
     """The query for grad(w) - grad(reference), each record's difference clipped to C = min(2 L, slope ||w - reference||).
 
-    L is the anchor's clip; slope = inf is the paper's plain form, whose differences have norm up to 2 L.
+    L is the anchor's clip; slope = inf leaves 2 L, as long as a difference of two clipped gradients can be.
     """
     move = torch.linalg.vector_norm(w - reference, dim=-1, keepdim=True)
     reach = torch.nan_to_num(slope * move, nan=torch.inf)

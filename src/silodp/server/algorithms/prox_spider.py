@@ -14,7 +14,7 @@ def prox_spider(
     fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
 ) -> Iterator[Tensor]:
     """A fresh anchor every `phase` rounds; between anchors the estimate h is carried on by noisy gradient differences, whose noise
-    shrinks with the move of w. phase = 1 is MB-SGD; slope = inf is the paper's plain form."""
+    shrinks with the move of w. phase = 1 is MB-SGD; slope = inf clips differences at 2 L alone."""
     h = prev = w
     for r in range(rounds):
         if r % phase == 0:

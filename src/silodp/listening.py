@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import grp
 import logging
 import os
-import pwd
 import queue
 import resource
 import select
@@ -30,6 +28,7 @@ from typing import Protocol
 
 from silodp.core.errors import BadInput
 from silodp.core.tables import check_text, check_texts, check_whole
+from silodp.ownership import group_of, users_of
 
 LINE_CODES: dict[str, str] = {
     "size": "The frame is longer than any that makes sense here, or than the settings' maximum_frame.",
@@ -71,44 +70,6 @@ def check_site(kind: str, site: Site) -> None:
     check_texts(kind, "couriers", site.couriers)
     for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
         check_whole(kind, name, getattr(site, name), least, most)
-
-
-# --- who may open what --------------------------------------------------------------------------------------------------------------
-
-
-def exposed(path: str, place: Site, *, writable: bool = False) -> str | None:
-    """A sentence if the file may be read (or only: written) by everybody, or by the group that may open the socket."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    bits, mode = (0o2 if writable else 0o7), stat.S_IMODE(found.st_mode)
-    if mode & bits or (found.st_gid == _group(place) and mode & bits << 3):
-        verb, better = ("write", "go-w") if writable else ("open", "go-rwx")
-        return f"{path} has mode {mode:04o}, so that the courier's user could {verb} it; use chmod {better}, or another group"
-    return None
-
-
-def _group(place: Site) -> int:
-    name = place.socket_group
-    try:
-        return int(name) if name.isdigit() else grp.getgrnam(name).gr_gid if name else os.getegid()
-    except KeyError:
-        raise BadInput(f"socket_group is {name!r}; it must be a group of this machine, or its number") from None
-
-
-def _users(place: Site) -> set[int]:
-    try:
-        return {int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid for name in place.couriers}
-    except KeyError:
-        raise BadInput(f"couriers is {list(place.couriers)}; each must be a user of this machine, or a number") from None
-
-
-def leave_no_core() -> None:
-    """A core file would hold what the process holds; where cores go to a program, the limit alone does not stop them."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
 
 
 # --- one daemon for one file --------------------------------------------------------------------------------------------------------
@@ -197,7 +158,7 @@ class Server:
     def __init__(self, place: Site, handle: Callable[[bytes], bytes], *, refuse: Callable[[str], bytes], limit: int, log: Log) -> None:
         self._place, self._handle, self._log = place, handle, log
         self._limit = min(limit, place.maximum_frame)
-        self._users, self._group = _users(place), _group(place)
+        self._users, self._group = users_of(place.couriers), group_of(place.socket_group)
         self._refusals = {code: _framed(refuse(code)) for code in LINE_CODES}
         self._jobs: queue.SimpleQueue[tuple[bytes, queue.SimpleQueue[bytes]] | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
@@ -364,6 +325,13 @@ def _remove_stale(path: Path) -> None:
 
 
 # --- the process ------------------------------------------------------------------------------------------------------------------
+
+
+def leave_no_core() -> None:
+    """A core file would hold what the process holds; where cores go to a program, the limit alone does not stop them."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
 
 
 @contextlib.contextmanager

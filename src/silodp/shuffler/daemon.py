@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput
 from silodp.core.relay import Declined, encode_outcome
-from silodp.listening import Log, Server, exposed, sole, tell_systemd
+from silodp.listening import Log, Server, sole, tell_systemd
+from silodp.ownership import entrust, exposed, group_of
 from silodp.shuffler.door import Door, Note
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import Settings
@@ -44,9 +45,11 @@ def line_of(note: Note) -> str:
 
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[Settings], None]) -> None:
     """Returns once `stop` can be read; BadInput if anything is not as it must be."""
+    entrust([path])  # before a word of it is believed
     settings = Settings.load(path)
-    for file, writable in ((path, True), (settings.seal_key, False), (settings.sign_key, False), (settings.store, False)):
-        if sentence := exposed(str(file), settings, writable=writable):
+    entrust((settings.seal_key, settings.sign_key, settings.store, settings.log, settings.socket))
+    for file in (settings.seal_key, settings.sign_key, settings.store):
+        if sentence := exposed(file, group_of(settings.socket_group)):
             raise BadInput(sentence)
     with sole(settings.store, "store"), contextlib.closing(Log(settings.log, settings.log_bytes)) as log:
         seal, sign = read_keys(settings)

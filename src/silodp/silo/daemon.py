@@ -26,10 +26,12 @@ from silodp.core.problem import Problem
 from silodp.core.prox import by_name
 from silodp.core.schema import Schema
 from silodp.core.task import Task
-from silodp.listening import Log, Server, exposed, sole, tell_systemd
+from silodp.listening import Log, Server, sole, tell_systemd
+from silodp.ownership import entrust, exposed, group_of
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
+from silodp.silo.identity import Registry
 from silodp.silo.pause import Pause
 from silodp.silo.policy import Place, Policy, Shuffling
 from silodp.silo.records import Records
@@ -154,15 +156,18 @@ def _short(query_id: str) -> str:
 
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
+    entrust([path])  # before a word of it is believed
     policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
-    secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
-    for file, writable in ((path, True), (place.model_file, True), (place.schema, True), *((file, False) for file in secret)):
-        if file and (sentence := exposed(str(file), place, writable=writable)):
+    group, pseudonym = group_of(place.socket_group), shuffling.pseudonym if shuffling else None
+    entrust((place.model_file, place.schema, place.data, place.key, pseudonym, place.ledger, Registry().folder, place.log, place.socket))
+    for file in (place.data, place.key, place.ledger, pseudonym):
+        if file and (sentence := exposed(file, group)):
             raise BadInput(sentence)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
         held = read_records(place, schema)
         problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        entrust([ledger.anchor])
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
             policy, problem, held.records(), ledger,

@@ -238,7 +238,7 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
     import numpy as np
 
-    from silodp.listening import exposed
+    from silodp.ownership import changeable, exposed, group_of
 
     n, said = len(y), []
     if n < 100:
@@ -259,7 +259,7 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     empty = [name for k, name in enumerate(place.classes) if not bool((y == k).any())]
     if place.classes and empty:
         said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
-    if open_to := exposed(place.data, place):
+    if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
         said.append(f"{open_to}; until then the daemon does not start.")
     return said
 

@@ -153,18 +153,32 @@ class Server:
 
     A connection has at most one frame in that queue. One that keeps the daemon waiting, for a frame or for room for a reply, is closed
     after `timeout` seconds, or at once if it has been the longest to do so when the connections are all in use.
+
+    With `after`, each frame has a slot of so many seconds for itself, which begins when it has come and the slot of the one before it is
+    over, and its reply is sent at the slot's end: at a time that follows from when frames came, and not from how long any of them took.
+    Every frame has one, bad ones too, for even a refusal waits for the frame before it. A reply that was not ready then is late, is sent
+    when it is, and is counted in the log. A daemon that stops does not wait: what is stored is given when it is asked for again.
     """
 
-    def __init__(self, place: Site, handle: Callable[[bytes], bytes], *, refuse: Callable[[str], bytes], limit: int, log: Log) -> None:
-        self._place, self._handle, self._log = place, handle, log
+    def __init__(
+        self,
+        place: Site,
+        handle: Callable[[bytes], bytes],
+        *,
+        refuse: Callable[[str], bytes],
+        limit: int,
+        log: Log,
+        after: float = 0.0,
+    ) -> None:
+        self._place, self._handle, self._log, self._after = place, handle, log, after
         self._limit = min(limit, place.maximum_frame)
         self._users, self._group = users_of(place.couriers), group_of(place.socket_group)
         self._refusals = {code: _framed(refuse(code)) for code in LINE_CODES}
-        self._jobs: queue.SimpleQueue[tuple[bytes, queue.SimpleQueue[bytes]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[bytes, float, queue.SimpleQueue[bytes | None]] | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._awaited: dict[socket.socket, None] = {}  # those whose peers we wait for, the longest waited for first
-        self._stopping = False
+        self._stopping = threading.Event()
 
     def run(self, stop: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
         """Serves until `stop` can be read; then the answer that is being computed is finished and sent, and the socket removed."""
@@ -244,17 +258,18 @@ class Server:
                 self._forget(line)
 
     def _exchange(self, line: socket.socket) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             size = int.from_bytes(self._receive(line, 4), "big")
             if size > self._limit:
                 return self._turn_away(line, "size")
             frame, reply = self._receive(line, size), queue.SimpleQueue()
             with self._guard:
-                if line not in self._open or self._stopping:
+                if line not in self._open or self._stopping.is_set():
                     return
                 del self._awaited[line]
-                self._jobs.put((frame, reply))
-            answer = reply.get()
+                self._jobs.put((frame, time.monotonic(), reply))
+            if (answer := reply.get()) is None:
+                return
             with self._guard:
                 self._awaited[line] = None
             line.settimeout(self._place.timeout)
@@ -278,18 +293,25 @@ class Server:
         self._awaited.pop(line, None)
 
     def _work(self) -> None:
+        late, free = 0, 0.0
         while (job := self._jobs.get()) is not None:
-            frame, reply = job
+            frame, came, reply = job
+            due = max(came, free) + self._after
             try:
-                answer = self._refusals["stopping"] if self._stopping else _framed(self._handle(frame))
+                answer = self._refusals["stopping"] if self._stopping.is_set() else _framed(self._handle(frame))
             except Exception:  # not even memory for a refusal
                 answer = self._refusals["internal"]
+            if self._after and (left := due - time.monotonic()) > 0:
+                free, answer = due, None if self._stopping.wait(left) else answer
+            elif self._after:
+                free, late = time.monotonic(), late + 1
+                self._log.line(f"late       {late} since the start")
             reply.put(answer)
 
     def _stop(self, worker: threading.Thread) -> None:
         """What is computed is finished and sent; what waits is told to come back; whoever sends nothing more is hung up on."""
         with self._guard:
-            self._stopping = True
+            self._stopping.set()
             threads, silent = list(self._open.values()), list(self._awaited)
         for line in silent:
             with contextlib.suppress(OSError):

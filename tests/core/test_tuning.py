@@ -3,10 +3,11 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
-from silodp.core.accounting import RENYI_ORDERS, Budget, gdp_epsilon, gdp_mu
+from silodp.core.accounting import RENYI_ORDERS, Budget, gdp_epsilon, gdp_mu, renyi_conversion
 from silodp.core.errors import BadInput
 from silodp.core.tuning import (
     GaussianRun,
@@ -14,6 +15,7 @@ from silodp.core.tuning import (
     TruncatedNegativeBinomial,
     composed_mu,
     draw,
+    drawn_apart,
     repetitions_by_name,
     selected_epsilon,
     selected_mu,
@@ -88,6 +90,53 @@ def test_the_number_of_runs_has_the_law_and_the_mean_that_are_charged_for(law):
     assert weights @ np.arange(3000) == pytest.approx(law.mean, rel=1e-9)
     counts = np.bincount([draw(law, u) for u in np.random.default_rng(1).random(4000)], minlength=5)[:5] / 4000
     assert np.abs(counts - weights[:5]).max() < 4 * 0.5 / math.sqrt(4000)  # four standard deviations: about 1 false alarm in 1000
+
+
+def exactly(law, k):
+    """P[K = k] to 60 digits."""
+    if isinstance(law, PoissonRepetitions):
+        return mpmath.exp(-mpmath.mpf(law.mean)) * mpmath.mpf(law.mean) ** k / mpmath.factorial(k)
+    gamma, eta = mpmath.mpf(law.gamma), mpmath.mpf(law.eta)
+    if k == 0:
+        return mpmath.mpf(0)
+    if law.eta == 0:
+        return (1 - gamma) ** k / (k * mpmath.log(1 / gamma))
+    return (1 - gamma) ** k / (gamma**-eta - 1) * mpmath.rf(eta, k) / mpmath.factorial(k)
+
+
+@pytest.mark.parametrize("law", [*LAWS, TruncatedNegativeBinomial(1.0, 0.003), PoissonRepetitions(500.0)], ids=str)
+def test_what_is_drawn_is_as_near_to_the_law_as_is_charged_for(law):
+    """The law of `draw` by its steps, uniform numbers being multiples of 2^-53; the law itself to 60 digits."""
+    with mpmath.workdps(60):
+        apart, seen, k, sums = mpmath.mpf(0), mpmath.mpf(0), 0, [0.0, law.probability(0)]
+        while sums[-1] > sums[-2] or k <= law.mean:
+            k += 1
+            sums.append(sums[-1] + law.probability(k))
+        assert draw(law, math.nextafter(1.0, 0.0)) == next((i for i, s in enumerate(sums[1:]) if s > 1 - 2**-53), k)
+        grid = [min(2**53, math.ceil(mpmath.mpf(s) * 2**53)) for s in sums]  # how many multiples lie below
+        grid[-1] = 2**53
+        for i in range(k + 1):
+            true = exactly(law, i)
+            apart, seen = apart + abs(mpmath.mpf(grid[i + 1] - grid[i]) / 2**53 - true), seen + true
+        apart = (apart + 1 - seen) / 2
+        assert 0 < apart <= drawn_apart(law) < 1e-9
+
+
+@pytest.mark.parametrize("law", [TruncatedNegativeBinomial(1.0, 0.1), PoissonRepetitions(10.0)], ids=str)
+def test_the_distance_of_what_is_drawn_is_charged_to_delta(law):
+    run, apart = GaussianRun(0.4), drawn_apart(law)
+
+    def exact(delta):
+        return min(law.rdp(run, order) + renyi_conversion(order, delta) for order in RENYI_ORDERS.tolist())
+
+    for delta in (1e-6, 1e-10, 20 * apart):
+        epsilon = selected_epsilon(law, run, delta)
+        if epsilon < math.inf:
+            assert epsilon >= exact(delta - (1 + math.exp(epsilon)) * apart * (1 - 1e-9))
+            assert epsilon > exact(delta)
+    assert selected_epsilon(law, run, apart) == math.inf, "there is nothing to charge it to"
+    with pytest.raises(BadInput, match="does not pay for choosing"):
+        selected_mu(law, Budget(3.0, apart))
 
 
 @pytest.mark.parametrize(

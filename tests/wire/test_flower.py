@@ -181,6 +181,29 @@ def test_other_machines_reach_the_fleet_alone_and_tasks_need_the_secret(federati
     assert status("/v1/runtime/acquire-task", here, node) == 401
 
 
+@pytest.mark.parametrize(
+    "unseen",
+    ["", "from silodp.wire import flower_door; flower_door.close_to_others = lambda: None"],
+    ids=["before it listens", "as it listens"],
+)
+def test_a_superlink_whose_flower_does_not_call_the_filter_ends_at_once_and_says_why(tmp_path, unseen):
+    provision(tmp_path, ["north"])
+    words = f"""
+import sys
+import flwr.superlink.main as flower
+from silodp.wire import flower_site
+asked = flower._get_middleware
+flower._get_middleware = lambda: [layer for layer in asked() if layer.cls.__name__ != "FleetOnly"]
+{unseen}
+sys.argv = ["flower_site", "superlink", {str(tmp_path / "server")!r}]
+sys.exit(flower_site.main())
+"""
+    environment = os.environ | flower_site.QUIET | {"FLWR_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True, timeout=170, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "SuperLink lets other machines reach its control interface" in done.stderr
+
+
 def test_a_killed_node_costs_a_round_its_deadline_and_comes_back(federation):
     os.kill(federation.pids["north"], signal.SIGKILL)
     began = time.monotonic()

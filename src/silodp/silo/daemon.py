@@ -27,7 +27,7 @@ from silodp.core.prox import by_name
 from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.listening import Log, Server, sole, tell_systemd
-from silodp.ownership import entrust, exposed, group_of
+from silodp.ownership import entrust, exposed, group_of, reachable
 from silodp.silo.door import Door, Note
 from silodp.silo.durable import DurableLedger
 from silodp.silo.files import load_silos
@@ -168,6 +168,12 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         held = read_records(place, schema)
         problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
+        for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
+            if reachable(file, group):
+                raise BadInput(
+                    f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
+                    "keep it in a folder with mode 0700, and the socket in a folder of its own"
+                )
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
             policy, problem, held.records(), ledger,
@@ -179,7 +185,9 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
             (door.pause if pause.on() else door.resume)()
             return door.handle(frame)
 
-        server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log)
+        server = Server(
+            place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log, after=policy.answer_after
+        )
 
         def listening() -> None:
             log.line(

@@ -39,6 +39,7 @@ PASSED = {
     "repeated": "The stored answer was sent once more, at no cost.",
     "started": "The gate began to listen.",
     "stopped": "The gate was stopped.",
+    "late": "The reply before took longer than answer_after.",
 }
 WHY = listening.LINE_CODES | CODES | PASSED
 LINE = re.compile(
@@ -190,7 +191,7 @@ def _lines(path: str) -> Iterator[dict[str, str | None]]:
             with open(file, encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     words = line.split()
-                    if len(words) > 1 and words[1] in ("started", "stopped"):
+                    if len(words) > 1 and words[1] in ("started", "stopped", "late"):
                         yield {"time": words[0], "code": words[1], "statistic": None, "id": None, "price": None, "left": None}
                     elif found := LINE.match(line.rstrip()):
                         yield found.groupdict()

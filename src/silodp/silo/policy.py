@@ -115,6 +115,7 @@ class Policy:
     queries_per_hour: int
     expires: date
     askers: tuple[str, ...]
+    answer_after: float = 0.0
 
     def __post_init__(self) -> None:
         _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
@@ -139,6 +140,8 @@ class Policy:
             raise BadInput(f"policy: askers is {self.askers!r}; it must be a list of at least one public key")
         for key in self.askers:
             _text("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
+        if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
+            raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:

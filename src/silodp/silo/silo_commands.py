@@ -48,6 +48,7 @@ COMMENTS = {
     "queries_per_hour": "New answers in an hour, at most.",
     "expires": "The last day on which anything is answered.",
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
+    "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
     "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
     "label": "Its column with the label.",
     "classes": "The public list of classes, in order; empty for a number.",
@@ -388,11 +389,12 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     runs, opened, words = listening.running(place.ledger), DurableLedger.open(Path(place.ledger)), listening.tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
-    passed = ("answered", "repeated", "started", "stopped")
+    passed = ("answered", "repeated", "started", "stopped", "late")
     found = {
         "silo": rules.silo, "running": runs, "paused": paused(policy), "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
         "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),
         "charged": acts.count("charge"), "answered": acts.count("answer"), "repeated": words.get("repeated", 0),
+        "answer_after": rules.answer_after, "late": words.get("late", 0),
         "refused": {code: times for code, times in sorted(words.items()) if code not in passed},
         "count": count, "head": head, "expires": rules.expires.isoformat(),
     }  # fmt: skip
@@ -408,4 +410,11 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
     out.print(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
+    if rules.answer_after:
+        out.print(
+            f"Replies are sent after {rules.answer_after:g} seconds; {found['late']} took longer, and their times could tell something"
+            f"{': set answer_after higher' if found['late'] else ''}."
+        )
+    else:
+        out.print("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
     out.print(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")

@@ -135,31 +135,17 @@ def _write(path: Path, content: bytes) -> None:
 # --- the server's operator ------------------------------------------------------------------------------------------------------
 
 
-class FleetOnly:
-    """Lets other machines speak to the Fleet API alone, where nodes sign: SuperLink's other APIs share its port, and Control asks for
-    no credential at all, so whoever reached it could start runs and register nodes."""
-
-    def __init__(self, app: Callable) -> None:
-        self.app = app
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "http" and scope["client"][0] not in ("127.0.0.1", "::1") and not scope["path"].startswith("/v1/fleet/"):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-        elif scope["type"] != "websocket":
-            await self.app(scope, receive, send)
-
-
 def superlink(folder: Path, host: str) -> None:
     """Flower's SuperLink with TLS, node authentication and a database, in this process; other machines reach its Fleet API alone."""
-    from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
-    from starlette.middleware import Middleware
 
-    extensions.get_middleware = lambda: (Middleware(FleetOnly),)
+    from silodp.wire.flower_door import close_to_others, watch
+
+    close_to_others()
     tls = [f"--ssl-certfile={folder / 'server.pem'}", f"--ssl-keyfile={folder / 'server.key'}", f"--ssl-ca-certfile={folder / 'ca.pem'}"]
     closed = ["--enable-supernode-auth", "--isolation=process", f"--superexec-auth-secret-file={folder / 'secret'}"]
     sys.argv = ["flower-superlink", f"--host={host}", f"--port={_port(folder)}", f"--database={folder / 'superlink.db'}", *tls, *closed]
+    watch(host, _port(folder), folder / "ca.pem")
     flower_superlink()
 
 

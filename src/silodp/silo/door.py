@@ -1,9 +1,10 @@
 """The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
 
 What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
-function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long a reply takes
-does depend a little on records and noise (a Poisson batch's size, a record that must be computed alone): a courier that cares should
-answer at fixed times.
+function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
+does depend a little on records and noise (a Poisson batch's size, a record that must be computed alone, numbers below 2^-1022, which are
+not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
+slot of that length (`listening.Server`), so that nobody is trusted to hold replies back.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from silodp.core.errors import BadInput
+from silodp.interrupted import interruptible
 
 out = Console(highlight=False)
+KEPT = "what was finished is kept in {}, and the same command goes on from there"
 WORDS = {
     "isrl": "nobody is trusted: what a silo sends is private already",
     "shuffle": "a shuffler is trusted: alone, or with the server, it sees more than this epsilon says, and no gate can verify it",
@@ -62,7 +63,7 @@ def advise(
     if features is None:
         raise BadInput("features is missing; --advise needs --features, the number of features of a record")
     shape = Shape(records, features, classes, model, epsilon, delta, signal_by_name(signal))
-    with progress("simulating", quiet=as_json) as tick:
+    with interruptible("no record was read, and nothing is kept"), progress("simulating", quiet=as_json) as tick:
         answer = advice(shape, spread, tick=tick)
     if as_json:
         print(json.dumps(answer))
@@ -179,24 +180,20 @@ def tune(
     folder = out_dir or Path("runs") / "tune"
     if trials < 1:
         raise BadInput(f"trials is {trials}; it must be 1 or more")
-    try:
-        with progress("trying", quiet=as_json or trust == "central") as tick:
-            if silo:
-                if public or data or records:
-                    raise BadInput("--silo is charged and --public, --data and --records are free; give one of them")
-                answer = _charged(lab, silo, label, names, folder, ranges, seed, tick, epsilon=epsilon, delta=delta, model=model, trust=trust,
-                                  candidates=candidates, repetitions=repetitions, scale=scale)  # fmt: skip
-            else:
-                if trust != "isrl" or repetitions or delta is not None:
-                    raise BadInput(
-                        "--trust, --repetitions and --delta belong to --silo; free data cost nothing, and runs there use delta 1/n^2"
-                    )
-                shape = _shape(records, silos, features, len(names) or 2, model, epsilon, signal) if records else None
-                search = lab.FreeSearch(epsilon, model, ranges, data, shape, tuple(map(str, public or ())), label, names, trials)
-                answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
-    except KeyboardInterrupt:
-        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with interruptible(KEPT.format(folder)), progress("trying", quiet=as_json or trust == "central") as tick:
+        if silo:
+            if public or data or records:
+                raise BadInput("--silo is charged and --public, --data and --records are free; give one of them")
+            answer = _charged(lab, silo, label, names, folder, ranges, seed, tick, epsilon=epsilon, delta=delta, model=model, trust=trust,
+                              candidates=candidates, repetitions=repetitions, scale=scale)  # fmt: skip
+        else:
+            if trust != "isrl" or repetitions or delta is not None:
+                raise BadInput(
+                    "--trust, --repetitions and --delta belong to --silo; free data cost nothing, and runs there use delta 1/n^2"
+                )
+            shape = _shape(records, silos, features, len(names) or 2, model, epsilon, signal) if records else None
+            search = lab.FreeSearch(epsilon, model, ranges, data, shape, tuple(map(str, public or ())), label, names, trials)
+            answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
     if as_json:
         print(json.dumps(answer))
         return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +19,7 @@ from silodp import choose_commands as choose
 from silodp.core.errors import BadInput, Refused
 from silodp.doctor import doctor
 from silodp.federation_commands import federation
+from silodp.interrupted import interruptible
 from silodp.lab.audit.command import audit
 from silodp.page_commands import report, ui
 from silodp.project_commands import Project, init
@@ -120,7 +121,7 @@ def compare(
     epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else EPSILONS))
     study = replace(demo(data, rounds, hidden=hidden, full=full), trials=2 if quick else trials, epsilons=epsilons)
     folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *(["full"] if full else ["quick"] if quick else [])])
-    with interruptible():
+    with interruptible(choose.KEPT.format(folder)):
         rows = lab.carry_out({folder: study}, data_dir=data_dir, quiet=as_json)[folder]
     draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
     gains = {
@@ -144,16 +145,6 @@ def compare(
         out.print(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
     out.print(lab.NOTE)
     out.print(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """For work that is kept as it is finished."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("silodp: interrupted; what was finished is kept, and the same command goes on from there", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -189,7 +180,7 @@ def reproduce(
     if trials is not None:
         found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
     folder = out_dir or Path("runs") / "reproduce"
-    with interruptible():
+    with interruptible(choose.KEPT.format(folder)):
         done = lab.carry_out(
             {folder / name: study for name, study in found.items()}, data_dir=data_dir, quiet=as_json, shard=_shard(shard), gpu=gpu
         )
@@ -447,32 +438,47 @@ def train(
         float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
     ] = 0.0,
     data_dir: DataDir = None,
-    out_dir: Out = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder, without a run in it; a new one in runs/ by default.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run in --out, or with the latest one; its settings are its own.")
+    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start another run although the last one was interrupted.")] = False,
     as_json: Json = False,
 ) -> None:
     """One private run in simulation: a model, the transcript of releases, and what each silo has spent.
 
     All silos are in this process; `silodp federation` gives each one of its own. The folder --out gets model.safetensors, transcript.jsonl
     and .safetensors (every release), spent.json and environment.json. Each record's guarantee is over the whole run, scaling included.
+    Interrupted or killed, it is computed again by --resume with the noise that it had, which is kept until its end: it says nothing new.
 
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`
     """
     from silodp.core.accounting import rounded_up
-    from silodp.lab.training import Request, run_request
+    from silodp.lab.runfolder import folder_for, folder_to_resume
+    from silodp.lab.training import Request, request_to_resume, run_request
 
+    if resume and new:
+        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+    first = Path("runs") / "train"
+    folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
     request = Request(
         data=data, silos=tuple(silo or ()), label=label, classes=classes, algorithm=algorithm, model=model, prox=prox,
         epsilon=tuple(epsilon or ("3",)), delta=tuple(delta or ()), step=positive("step", step), clip=positive("clip", clip),
         sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, scale=scale, output_rule=output_rule,
-        user_level=user_level, seed=seed, data_dir=data_dir, folder=out_dir or Path("runs") / "train", held_out=held_out,
+        user_level=user_level, seed=seed, data_dir=data_dir, folder=folder, held_out=held_out,
         schema=schema, test=test,
         schedule={
             "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
             "momentum": momentum, "kappa": kappa,
         },
     )  # fmt: skip
-    summary = run_request(request, quiet=as_json)
+    if resume:
+        request = request_to_resume(folder, request, _typed())
+    if not as_json and not resume and not out_dir and folder != first:
+        out.print(f"{first} holds a run already; this one goes to {folder}.")
+    with interruptible(lambda: _train_kept(folder)):
+        summary = run_request(request, quiet=as_json, resume=resume)
     if as_json:
         print(json.dumps(summary))
         return
@@ -488,6 +494,22 @@ def train(
     if summary["note"]:
         out.print(summary["note"])
     out.print(f"Model: {summary['model']}")
+
+
+def _typed() -> set[str]:
+    """Names of the options that were given on the command line itself."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+
+
+def _train_kept(folder: Path) -> str:
+    from silodp.lab.runfolder import state_of
+
+    if state_of(folder) == "finished":
+        return f"the run had come to its end, and is in {folder}"
+    if not state_of(folder):
+        return "nothing had been asked yet, and nothing was spent"
+    return f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with it without a second price"
 
 
 @app.command()
@@ -523,13 +545,11 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
     """
     from silodp.lab.figures import draw_rates
     from silodp.lab.rates import measure
+    from silodp.lab.runfolder import unused
 
-    folder = out_dir or Path("runs") / "rates"
-    try:
+    folder = unused(out_dir, Path("runs") / "rates", "rates.json")
+    with interruptible("nothing is kept, since the whole study takes a few minutes"):
         fits = measure(folder, quiet=as_json)
-    except KeyboardInterrupt:
-        print("silodp: interrupted; nothing is kept, since the whole study takes a few minutes", file=sys.stderr)
-        raise typer.Exit(130) from None
     draw_rates(fits, folder)
     if as_json:
         print(json.dumps({"fits": fits, "folder": str(folder)}))

@@ -23,8 +23,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp import federation_folder as place_of
 from silodp import federation_shuffle as shuffle
 from silodp.core.errors import BadInput
+from silodp.interrupted import interruptible, same_command
 from silodp.project_commands import Project
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def up(
 ) -> None:
     """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
 
-    A federation that was stopped goes on, with its ledgers, by `up` without data.
+    A federation that was stopped goes on, with its ledgers, by the same command, or by `up` without data. A start that fails leaves nothing.
 
     Example: `silodp federation up --silos 3 --data wbcd`
     """
@@ -91,16 +93,38 @@ def up(
         raise BadInput(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     folder = folder.resolve()
     if (folder / "federation.json").exists():
-        raise BadInput(f"{folder} has a federation already; `silodp federation down` stops it; to start anew choose another --folder")
+        raise BadInput(
+            f"{folder} has a federation already; `silodp federation down --folder {folder}` stops it; to start anew choose another --folder"
+        )
     if not data and not silo and (folder / "stopped.json").exists():
-        state = json.loads((folder / "stopped.json").read_text())
-        return _begin(folder, state, as_json)
+        return _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
     if bool(data) == bool(silo):
         raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
     if trust not in ("isrl", "shuffle"):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl or shuffle")
     if schema and (data or classes is not None or label != "label"):
         raise BadInput("--schema is for the silos' own files, and has the label and its classes; leave out --data, --label and --classes")
+    files = [str(path.resolve()) for path in silo or ()]
+    asked = {
+        "data": data, "silos": silos if data else files, "schema": str(schema.resolve()) if schema else None, "engine": engine, "epsilon": epsilon,
+        "model": model, "prox": prox, "label": label, "classes": classes, "seed": seed, "held_out": held_out, "allow_profile": allow_profile,
+        "trust": trust,
+    }  # fmt: skip
+    if state := place_of.stopped(folder, asked):
+        return _begin(folder, state, as_json)
+    with interruptible("nothing was kept, and the same command begins anew"), place_of.making(folder):
+        state = _make(
+            folder, data, silos, silo, schema, engine, epsilon, model, prox, label, classes, seed, data_dir, held_out, allow_profile, trust
+        )
+        _save(folder, state | {"processes": {}, "asked": asked, "ran": False}, name="stopped.json")
+    _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
+
+
+def _make(
+    folder: Path, data: str | None, silos: int, silo: list[Path] | None, schema: Path | None, engine: str, epsilon: float, model: str, prox: str,
+    label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Everything but the processes; what federation.json says of it."""
     site = _site(engine)
     from silodp.silo.silo_commands import provision
 
@@ -137,7 +161,7 @@ def up(
         state["shuffler"] = str(folder / shuffle.SETTINGS)
     if site:
         site.provision(folder / "engine", list(shuffle.sites(folder, state)))
-    _begin(folder, state | {"processes": {}}, as_json)
+    return state
 
 
 def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
@@ -149,12 +173,14 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     """Starts gates and engine, or none of them."""
     site = _site(state["engine"])
     _save(folder, state)
-    with contextlib.ExitStack() as undo:
+    kept = "what had been started is stopped again, and the same command starts it"
+    with interruptible(kept), contextlib.ExitStack() as undo:
         undo.callback(_stop, folder)
         _start_gates(folder, state)
         if site:
             state["processes"] |= site.start(folder / "engine", shuffle.sites(folder, state))
-            _save(folder, state)
+        state["ran"] = True
+        _save(folder, state)
         undo.pop_all()
     _show(folder, state, as_json)
 
@@ -390,7 +416,10 @@ def run(
     deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
     retry: Annotated[float, typer.Option(help="Seconds after which the same question is sent again.")] = 10.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest that has not come to its end.")
+    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start another run although the last one has not come to its end.")] = False,
     out_dir: Annotated[Path | None, typer.Option("--out", help="The run's folder; by default a new one in runs/.")] = None,
     hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
     card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
@@ -425,7 +454,10 @@ def run(
         shuffler = Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
     mixer = shuffle.shuffler_card(shuffler) if shuffler else None
     given |= {"trust": "shuffle" if mixer else "isrl", "least": quorum if mixer else None}
-    place = out_dir or _run_folder((folder if not hub else Path()) / "runs", resume)
+    if resume and new:
+        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+    runs = (folder if not hub else Path()) / "runs"
+    place = out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))
     order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
     if not resume and any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
@@ -433,7 +465,10 @@ def run(
     conduct = Conduct(
         cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, patience=waits, shuffler=mixer
     )
-    _follow(conduct, len(cards), quiet=as_json)
+    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
+    kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
+    with interruptible(kept):
+        _follow(conduct, len(cards), quiet=as_json)
     if as_json:
         print(json.dumps(conduct.summary))
         return
@@ -470,13 +505,6 @@ def _resumed(place: Path) -> Order:
         return Order(**json.loads((place / "run.json").read_text())["order"])
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{place} holds no run to go on with; give its folder with --out") from None
-
-
-def _run_folder(runs: Path, resume: bool) -> Path:
-    numbers = sorted(int(path.name) for path in runs.glob("[0-9]*") if path.name.isdigit()) if runs.exists() else []
-    if resume and not numbers:
-        raise BadInput(f"there is no run in {runs} to go on with; give its folder with --out")
-    return runs / str(numbers[-1] if resume else numbers[-1] + 1 if numbers else 1)
 
 
 def _problem(card: Card, model: str | None, schema: Path | None = None) -> Problem:

@@ -14,6 +14,9 @@ import typer
 
 from silodp.core.errors import BadInput
 
+MARK = b": report</title><style>"
+"""By which a page is known for a report."""
+
 
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of `silodp train`, `compare`, `reproduce` or `federation run`.", show_default=False)],
@@ -39,6 +42,8 @@ def report(
     if mlflow:
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
+    if out_file and out_file.is_file() and not _ours(out_file):
+        raise BadInput(f"{out_file} is there and is no report of silodp; choose another name with --out")
     try:
         _put(page, written(found, rows))
     except OSError as error:
@@ -46,6 +51,12 @@ def report(
     print(
         json.dumps({"page": str(page), "run_sha256": runs.fingerprint(run)}) if as_json else f"Wrote {page}: it stands alone, and prints."
     )
+
+
+def _ours(page: Path) -> bool:
+    """Whether the file is an earlier report, which a new one may replace."""
+    with page.open("rb") as file:
+        return MARK in file.read(2000)
 
 
 def _put(page: Path, text: str) -> None:

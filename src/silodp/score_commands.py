@@ -14,7 +14,9 @@ from rich.table import Table
 
 from silodp.core.errors import BadInput
 from silodp.core.schema import Schema
-from silodp.federation_commands import Folder, Json, _card, _carrier, _load, _problem, _read_key, _run_folder, federation
+from silodp.federation_commands import Folder, Json, _card, _carrier, _load, _problem, _read_key, federation
+from silodp.federation_folder import last_run
+from silodp.interrupted import interruptible
 from silodp.project_commands import Project
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
 Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
 Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
+REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
 SAID = (
     "noise: standard error by the mechanism, which is known; 95 %: the interval for these held-out records, by noise alone; "
     "sampling: standard error since there are only so many of them, estimated from released figures."
@@ -51,7 +54,8 @@ def evaluate(
     from silodp.core.accounting import rounded_up
     from silodp.lab.scoring import evaluate_run
 
-    answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
+    with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
+        answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
     if as_json:
         print(json.dumps(answer))
         return
@@ -87,7 +91,8 @@ def profile(
         epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), step=1.0, clip=1.0, schedule={}, sampling=None, participation="all",
         rule=None, anchor_share=None, scale="none", output_rule="last", user_level=False, seed=seed, data_dir=data_dir, folder=Path(),
     )  # fmt: skip
-    answer = profile_data(request)
+    with interruptible("nothing was shown, so nothing was spent"):
+        answer = profile_data(request)
     if as_json:
         print(json.dumps(answer))
         return
@@ -122,7 +127,7 @@ def federation_evaluate(
 
     from silodp.server.scoring import as_rows, gaussian_for, score
 
-    place = run or _run_folder(folder.resolve() / "runs", resume=True)
+    place = run or last_run(folder.resolve() / "runs")
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
@@ -135,10 +140,11 @@ def federation_evaluate(
     asked = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
     fed = _remote(folder, cards, asked, deadline)
     label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
-    found = score(
-        fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
-        classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
-    )  # fmt: skip
+    with interruptible(REPEATED):
+        found = score(
+            fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
+            classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
+        )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": str(place)}
     if as_json:
         print(json.dumps(answer))
@@ -166,7 +172,8 @@ def federation_profile(
     fed = _remote(folder, cards, f"profile {epsilon!r}", deadline)
     mechanism = gaussian_for("profile", budgets, releases(cards[0].classes))
     counts = [card.records - card.held_out for card in cards]
-    found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
+    with interruptible(REPEATED):
+        found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
     answer = found | {"silos": _charged(cards, budgets)}
     if as_json:
         print(json.dumps(answer))

@@ -1,20 +1,31 @@
-"""A run folder is about one run: what an earlier one left is gone before a new one says what it is, and kinds are not mixed."""
+"""A run folder is about one run: nothing is written over, kinds are not mixed, and what was interrupted is known for it and goes on."""
 
 import json
-import re
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from silodp.lab.runfolder import OF_TRAINING
+TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
+LONG = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 800, "--held-out", 0.2)
+LIMIT = 170.0
 
-TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2, "--out", "run")
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture
-def used(silodp, tmp_path, monkeypatch):
+def used(silodp, tmp_path):
     """A folder that has been trained into, evaluated, reported on, and given a file by its owner."""
-    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    assert silodp(*TOLD, "--epsilon", 3)[0] == 0
+    assert silodp(*TOLD, "--epsilon", 3, "--out", "run")[0] == 0
     assert silodp("evaluate", "run", "--epsilon", 2)[0] == 0
     assert silodp("report", "run")[0] == 0
     (tmp_path / "run/notes.txt").write_text("mine")
@@ -25,47 +36,188 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def promised(folder):
-    return float(re.search(r"is \(([0-9.]+), ", (folder / "report.html").read_text())[1])
+def contents(folder):
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_new_run_takes_everything_of_the_one_before_away_and_nothing_else(silodp, used):
-    assert names(used) - {"notes.txt"} == set(OF_TRAINING) - {"spent.json.part"}, "the list must have all that is written"
-    assert promised(used) > 3
-    assert silodp(*TOLD, "--epsilon", 0.5)[0] == 0
-    assert not names(used) & {"evaluations.jsonl", "report.html"}
-    assert (used / "notes.txt").read_text() == "mine"
-    assert silodp("report", "run")[0] == 0
-    assert promised(used) == pytest.approx(0.5, abs=0.01)
+def refused(result, *words):
+    code, _, err = result
+    assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False), err
+    for word in words:
+        assert word in err, err
 
 
-def test_a_run_that_diverges_leaves_no_model_of_the_one_before(silodp, used):
-    code, _, err = silodp(*TOLD, "--epsilon", 0.1, "--step", 1e300)
-    assert code == 2
-    assert "diverged" in err or "refused" in err
-    assert names(used) == {"notes.txt", "progress.jsonl", "run.json"}
-    code, _, err = silodp("evaluate", "run")
-    assert (code, err.count("\n")) == (2, 1)
+def lines(folder):
+    """What was asked and answered, without the time at which."""
+    found = map(json.loads, (folder / "progress.jsonl").read_text().splitlines(keepends=False))
+    return [{k: v for k, v in line.items() if k != "time"} for line in found]
 
 
-def test_a_run_that_is_refused_takes_nothing_away(silodp, used):
-    before = {path.name: path.read_bytes() for path in used.iterdir()}
-    for words in (("--output", "best"), ("--model", "nothing"), ("--epsilon", "-1"), ("--seed", "-1"), ("--prox", "x")):
-        assert silodp(*TOLD, *words)[0] == 2
-        assert {path.name: path.read_bytes() for path in used.iterdir()} == before
+def stopped_by(kind, folder, *words, after=3):
+    """A real process, stopped by a real signal once so many questions were answered: (exit code, stderr)."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "silodp.cli", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
+    )
+    deadline, progress = time.monotonic() + LIMIT, folder / "progress.jsonl"
+    while not (progress.exists() and progress.read_bytes().count(b"\n") >= after):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(kind)
+    _, err = process.communicate(timeout=LIMIT)
+    return process.returncode, err
 
 
-def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path, monkeypatch):
-    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+# --- nothing is written over --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(silodp, used):
+    before = contents(used)
+    refused(silodp(*TOLD, "--epsilon", 0.5, "--out", "run"), "run holds a run already (finished)", "choose another --out")
+    refused(silodp(*TOLD, "--out", "run", "--new"), "holds a run already")
+    refused(silodp("train", "--resume", "--out", "run"), "holds a finished run")
+    assert contents(used) == before
+    assert "seed" not in names(used), "known noise protects nobody"
+
+
+def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tmp_path):
     assert silodp(*TOLD)[0] == 0
+    before = contents(tmp_path / "runs/train")
+    code, out, _ = silodp(*TOLD)
+    assert (code, "this one goes to runs/train-2" in out, "Model: runs/train-2/model.safetensors" in out) == (0, True, True)
+    assert json.loads(silodp(*TOLD, "--json")[1])["model"] == "runs/train-3/model.safetensors"
+    assert contents(tmp_path / "runs/train") == before
+    assert names(tmp_path / "runs") == {"train", "train-2", "train-3"}
+
+
+def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
+    words = ("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 100, "--json")
+    assert [json.loads(silodp(*words)[1])["folder"] for _ in range(2)] == ["runs/audit", "runs/audit-2"]
+    refused(silodp(*words, "--out", "runs/audit"), "holds audit.json already")
+    assert silodp(*TOLD, "--out", "run")[0] == 0
+    (tmp_path / "thesis.html").write_text("<html>mine</html>")
+    refused(silodp("report", "run", "--out", "thesis.html"), "no report of silodp")
+    assert (tmp_path / "thesis.html").read_text() == "<html>mine</html>"
+    for _ in range(2):
+        assert silodp("report", "run", "--out", "page.html")[0] == 0
+
+
+def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
+    assert silodp(*TOLD, "--out", "run")[0] == 0
     before = names(tmp_path / "run")
     for words in (("compare", "--quick"), ("tune", "--data", "wbcd")):
-        code, _, err = silodp(*words, "--out", "run")
-        assert (code, "holds a run" in err) == (2, True)
+        refused(silodp(*words, "--out", "run"), "holds a run")
     assert names(tmp_path / "run") == before
     for name in ("config.json", "journal"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(json.dumps({}))
-        code, _, err = silodp(*TOLD[:-1], name)
-        assert (code, "choose another --out" in err) == (2, True)
+        refused(silodp(*TOLD, "--out", name), "choose another --out")
         assert names(tmp_path / name) == {name}
+
+
+# --- what is refused leaves nothing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((*TOLD, *more) for more in (("--output", "best"), ("--model", "nothing"), ("--epsilon", -1), ("--seed", -1), ("--prox", "x"), ("--rounds", 0), ("--rule", "x"))),
+        ("train", "--data", "none"),
+        ("train", "--silo", "missing.csv"),
+        ("compare", "--data", "mnist", "--data-dir", "nowhere", "--quick"),
+        ("reproduce", "mnist", "--reduced", "--cpu", "--data-dir", "nowhere"),
+        ("tune", "--data", "mnist", "--data-dir", "nowhere"),
+        ("tune", "--data", "wbcd", "--model", "x"),
+    ],
+    ids=lambda words: " ".join(map(str, (words[0], *words[-2:]))),
+)  # fmt: skip
+def test_what_is_refused_leaves_no_folder(silodp, tmp_path, words):
+    refused(silodp(*words))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_diverges_is_kept_but_not_resumed(silodp, tmp_path):
+    code, _, err = silodp(*TOLD, "--epsilon", 0.1, "--step", 1e300)
+    assert code == 2
+    assert "diverged" in err or "refused" in err
+    assert names(tmp_path / "runs/train") == {"progress.jsonl", "records.json", "request.json", "run.json"}
+    refused(silodp("evaluate", "runs/train"))
+    refused(silodp("train", "--resume"), "no interrupted run")
+    refused(silodp("train", "--resume", "--out", "runs/train"), "ended by itself")
+    assert silodp(*TOLD)[0] == 0, "it is not in the way of another"
+
+
+# --- interrupted and killed ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_that_it_would_have_been(silodp, tmp_path):
+    assert silodp(*LONG, "--seed", 5, "--out", "whole")[0] == 0
+    code, err = stopped_by(signal.SIGINT, tmp_path / "runs/train", *LONG, "--seed", 5)
+    assert (code, err.count("\n")) == (130, 1), err
+    assert "kept in runs/train" in err
+    assert "`silodp train --resume --out runs/train`" in err
+    before = contents(tmp_path / "runs")
+    for words in ((*LONG, "--seed", 5), (*LONG, "--out", "runs/train"), (*LONG, "--out", "runs/train", "--new")):
+        refused(
+            silodp(*words), "runs/train holds an interrupted run", "--resume --out runs/train", "--new" if "--out" not in words else "--out"
+        )
+    refused(silodp("evaluate", "runs/train"), "came to its end")
+    refused(silodp("train", "--resume", "--epsilon", 1), "another epsilon")
+    refused(silodp("train", "--resume", "--new"), "give one of them")
+    assert contents(tmp_path / "runs") == before
+    assert silodp("train", "--resume", "--rounds", 800)[0] == 0
+    for name in ("model.safetensors", "transcript.safetensors"):
+        found, wanted = load_file(tmp_path / "runs/train" / name), load_file(tmp_path / "whole" / name)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert names(tmp_path / "runs/train") == names(tmp_path / "whole")
+    assert silodp("evaluate", "runs/train")[0] == 0
+    assert silodp(*TOLD)[0] == 0, "once it is finished it is in nobody's way"
+
+
+def test_a_killed_run_without_a_seed_of_ones_own_says_the_same_again_and_new_starts_another(silodp, tmp_path):
+    killed = tmp_path / "runs/train"
+    assert stopped_by(signal.SIGKILL, killed, *LONG)[0] == -signal.SIGKILL
+    said = lines(killed)
+    assert (killed / "seed").stat().st_mode & 0o777 == 0o600
+    refused(silodp(*LONG), "runs/train holds an interrupted run")
+    code, out, _ = silodp(*TOLD, "--new")
+    assert (code, "goes to runs/train-2" in out) == (0, True)
+    assert lines(killed) == said
+    assert silodp("train", "--resume", "--json")[0] == 0
+    assert lines(killed)[: len(said)] == said, "the noise is that of the run that was killed"
+    assert len(lines(killed)) == 800
+    assert not (killed / "seed").exists()
+
+
+def test_a_killed_run_is_not_resumed_on_other_records_or_another_model(silodp, tmp_path):
+    """Under the noise of the run before, both would show where the two differ."""
+    data, model = tmp_path / "a.csv", tmp_path / "net.py"
+    data.write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(80)))
+    net = "from torch import nn\ndef net(features, outputs):\n    return nn.Sequential(nn.Linear(features, {}), nn.ReLU(), nn.Linear({}, outputs))\n"
+    model.write_text(net.format(3, 3))
+    words = ("train", "--silo", data, "--model", f"{model}:net", "--algorithm", "mb-sgd", "--rounds", 800, "--scale", "none")
+    assert stopped_by(signal.SIGKILL, tmp_path / "runs/train", *words)[0] == -signal.SIGKILL
+    text = data.read_text()
+    data.write_text(text.replace("0,0\n", "0,1\n", 1))
+    refused(silodp("train", "--resume"), "the records are not those")
+    data.write_text(text)
+    model.write_text(net.format(4, 4))
+    refused(silodp("train", "--resume"), "another definition")
+    model.write_text(net.format(3, 3))
+    assert silodp("train", "--resume")[0] == 0
+
+
+def test_what_is_killed_before_its_first_question_is_in_nobodys_way(silodp, tmp_path):
+    folder = tmp_path / "runs/train"
+    folder.mkdir(parents=True)
+    for name in ("seed", "request.json", "records.json", "progress.jsonl"):
+        (folder / name).write_text("{}")
+    assert silodp(*TOLD)[0] == 0
+    assert json.loads((folder / "request.json").read_text())["data"] == "wbcd"
+    assert Path(json.loads(silodp(*TOLD, "--json")[1])["model"]).parent.name == "train-2"

@@ -31,9 +31,12 @@ def carry_out(
 
     With a shard (i, k) every k-th batch of runs is run here, into a file of its own; whoever finds all of them in the folder sums up.
     """
-    for folder, study in studies.items():
+    for study in studies.values():
         if study.dataset not in DATASETS:
             raise BadInput(f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}")
+    for dataset in {study.dataset for folder, study in studies.items() if not (folder / "config.json").exists()}:
+        DATASETS[dataset].load(0, data_dir)  # what is wrong is said before a folder holds it
+    for folder, study in studies.items():
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
     tasks: dict[bool, list[tuple]] = {False: [], True: []}

@@ -34,14 +34,18 @@ def open_hidden(hidden: Path) -> None:
 
 def seed_of(hidden: Path, given: int | None, records: Records) -> int:
     """The seed of all noise in the folder, for these very records: the same noise on others would tell where they differ."""
-    path = hidden / "seed"
+    if not (hidden / "seed").exists() and any(hidden.glob("*.safetensors")):
+        raise BadInput(f"{hidden} has runs but no longer their seed, so that they cannot be continued; choose another --out")
+    return kept_seed(hidden / "seed", given, records)
+
+
+def kept_seed(path: Path, given: int | None, records: Records) -> int:
+    """The seed in the file, or a new one that it then holds, for these very records."""
     if path.exists():
         kept = json.loads(path.read_text())
         if not hmac.compare_digest(kept["records"], _mark(str(kept["seed"]), records)):
-            raise BadInput(f"the records are not those with which {hidden} was begun; restore them, or choose another --out")
+            raise BadInput(f"the records are not those with which {path.parent} was begun; restore them, or choose another --out")
         return kept["seed"]
-    if any(hidden.glob("*.safetensors")):
-        raise BadInput(f"{hidden} has runs but no longer their seed, so that they cannot be continued; choose another --out")
     seed = secrets.randbits(128) if given is None else given
     write_atomically(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import runpy
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from silodp.core.accounting import Budget
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, Refused
 from silodp.core.losses import Loss
 from silodp.core.models import model_by_name
 from silodp.core.problem import Problem
@@ -27,7 +28,8 @@ from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
 from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.lab.evaluate import balanced_accuracy, error_rate
-from silodp.lab.runfolder import clear_folder, make_folder, refuse_others, write_environment
+from silodp.lab.hidden import kept_seed
+from silodp.lab.runfolder import SEED, begin, make_folder, refuse_others, write_environment
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
 from silodp.server.output import check_rule, output
@@ -103,9 +105,15 @@ def train(
     held_out: tuple[Tensor, Tensor] | None = None,
     note: str = "",
     about: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
+    resume: bool = False,
 ) -> dict:
-    """Calibrates, trains, writes run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spend, and returns the summary that --json prints."""
-    make_folder(folder)
+    """Calibrates, trains, writes run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spend, and returns the summary that --json prints.
+
+    Before the first question the folder gets `files` too, and the seed of all noise, which goes at the end. With `resume` the run that was
+    interrupted there is computed again from its start with that seed: every release is the one that it was, so that nothing new is said.
+    Nothing is written before all that can be refused has been checked.
+    """
     refuse_others(folder)
     check_rule(order.output_rule)
     features = math.prod(records.x.shape[2:])
@@ -116,12 +124,20 @@ def train(
         problem.outputs(problem.initial([0]), torch.zeros(2, features))
     records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     plan = plan_order(order, records.counts, features)
-    seed, coin = (secrets.randbits(128), secrets.randbits(31)) if order.seed is None else (order.seed, order.seed)
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
+    make_folder(folder)
     watch = _Watch(folder, ledger, records.names)
-    with contextlib.closing(watch.record):
-        clear_folder(folder)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(watch.record))
+        if not resume:
+            begin(folder)
+        seed = kept_seed(folder / SEED, order.seed, records)
+        coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16) if order.seed is None else order.seed
+        for name, text in (files or {}).items():
+            if not (folder / name).exists():
+                (folder / name).write_text(text)
         _write_order(folder, order, plan, problem, records, dict(about or {}))
+        stack.enter_context(_ending(folder))
 
         def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
             gate = Gate(Simulated(problem, records, [(seed, stage + 1)]), ledger, dim=problem.dim, counts=records.counts)
@@ -147,6 +163,17 @@ def train(
         transcripts = [t for t in (first, channel) if t]
         summary = _write(folder, order, plan, problem, w, mean, scale, ledger, records.names, transcripts, note, found)
         return summary
+
+
+@contextlib.contextmanager
+def _ending(folder: Path) -> Iterator[None]:
+    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that is interrupted or killed keeps it."""
+    try:
+        yield
+    except (BadInput, Refused):
+        (folder / SEED).unlink(missing_ok=True)
+        raise
+    (folder / SEED).unlink(missing_ok=True)
 
 
 def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict:
@@ -176,7 +203,10 @@ class _Watch:
 
 
 def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, records: Records, about: dict) -> None:
-    """run.json: what is trained, known before the first question; n is public."""
+    """run.json: what is trained, known before the first question; n is public. BadInput if the run there is another.
+
+    Another model, or another version's arithmetic, under the noise of the run before would show where the two differ.
+    """
     silos = [
         {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
         for name, n, b in zip(records.names, records.counts, order.budgets, strict=True)
@@ -185,9 +215,19 @@ def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, recor
         "kind": "train", **about, "algorithm": order.algorithm.name, "settings": order.settings, "step": order.step, "clip": order.clip,
         "sampling": str(order.sampling), "model": order.model, "prox": order.prox, "rule": plan.rule.name, "scale": order.scale,
         "output": order.output_rule, "seed": order.seed, "features": records.x.shape[-1], "classes": order.classes,
-        "parameters": problem.dim, "silos": silos,
+        "parameters": problem.dim, "silos": silos, "definition": hashlib.sha256(problem.definition().encode()).hexdigest(),
+        "silodp": version("silodp"), "torch": torch.__version__,
     }  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+    path, part = folder / "run.json", folder / "run.json.part"
+    if path.exists():
+        found, wanted = json.loads(path.read_text()), json.loads(json.dumps(facts))
+        if differs := sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k)):
+            raise BadInput(
+                f"the run in {folder} was begun with another {', '.join(differs)}; restore that, or start another run with --new"
+            )
+        return
+    part.write_text(json.dumps(facts, indent=1) + "\n")
+    part.replace(path)
 
 
 @contextlib.contextmanager
@@ -261,7 +301,9 @@ def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcri
         "note": note,
         **found,
     }
-    (folder / "spent.json").write_text(json.dumps(summary, indent=1) + "\n")
     noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")
     write_environment(folder, noise=noise)
+    part = folder / "spent.json.part"
+    part.write_text(json.dumps(summary, indent=1) + "\n")
+    part.replace(folder / "spent.json")  # the last: with it the run counts as finished
     return summary

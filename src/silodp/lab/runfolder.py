@@ -17,12 +17,12 @@ import torch
 
 from silodp.core import native
 from silodp.core.errors import BadInput
+from silodp.server.progress import held
 
-OF_TRAINING = (
-    "report.html", "evaluations.jsonl", "request.json", "records.json", "model.safetensors", "transcript.safetensors", "transcript.jsonl",
-    "environment.json", "progress.jsonl", "run.json", "spent.json.part", "spent.json",
-)  # fmt: skip
-"""What `train`, and `evaluate` and `report` after it, write. The price goes last: killed on the way, a folder still says what was spent."""
+SEED = "seed"
+"""The seed of a run's noise, kept until its end: what is computed again says the same again."""
+BEGUN = ("request.json", "records.json", SEED)
+"""What `train` writes before run.json, and so before its first question: without run.json they are about nothing that was ever said."""
 
 
 def make_folder(folder: Path) -> None:
@@ -62,22 +62,72 @@ def refuse_runs(folder: Path) -> None:
         raise BadInput(f"{folder} holds a run of `silodp train` or `federation run`; choose another --out")
 
 
-def clear_folder(folder: Path) -> None:
-    """Removes what an earlier training run left, and nothing else: its evaluations beside a new run's price would be read as paid by it.
+def state_of(folder: Path) -> str:
+    """What the folder holds of `silodp train`: "" (nothing), running, finished, interrupted (it can be resumed) or ended (it can not be)."""
+    if not any((folder / name).exists() for name in ("run.json", "spent.json")):
+        return ""
+    if held(folder):
+        return "running"
+    return "finished" if (folder / "spent.json").exists() else "interrupted" if (folder / SEED).exists() else "ended"
 
-    progress.jsonl is emptied, not removed, since whoever trains holds a lock on it.
+
+def begin(folder: Path) -> None:
+    """For whoever holds the folder's progress.jsonl: BadInput if a run is there already; what a start left that asked nothing goes."""
+    if any((folder / name).exists() for name in ("run.json", "spent.json")):
+        raise BadInput(f"{folder} holds a run already, and nothing is written over; choose another --out")
+    for name in BEGUN:
+        (folder / name).unlink(missing_ok=True)
+
+
+def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
+    """Where a new run goes: the folder given, if no run is in it, or else `first` or the next of first-2, first-3, ...
+
+    An interrupted run has been paid for: a second one beside it is begun only if `new` says so.
     """
-    with locked(folder):
-        for name in OF_TRAINING:
-            if name != "progress.jsonl":
-                _remove(folder / name)
+    there = [given] if given else _numbered(first)
+    last = there[-1] if there else first
+    refuse_others(last)
+    state = state_of(last)
+    if state == "interrupted" and (given or not new):
+        anew = "another --out" if given else "--new"
+        raise BadInput(
+            f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes on with it, and {anew} starts another at its full price"
+        )
+    if given and state:
+        raise BadInput(f"{given} holds a run already ({state}), and nothing is written over; choose another --out")
+    return last if not state else first.with_name(f"{first.name}-{_number(last, first) + 1}")
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise BadInput(f"{path} of an earlier run cannot be removed ({error.strerror}); choose another --out") from None
+def folder_to_resume(given: Path | None, first: Path) -> Path:
+    """The folder given, or the latest of the default ones, with a run that was interrupted."""
+    for folder in [given] if given else reversed(_numbered(first)):
+        if (state := state_of(folder)) == "interrupted":
+            return folder
+        if given:
+            said = {"": "no run", "running": "a run that goes on now", "finished": "a finished run", "ended": "a run that ended by itself"}
+            raise BadInput(f"{given} holds {said[state]}, and --resume takes one that was interrupted; give its folder with --out")
+    raise BadInput(f"there is no interrupted run in {first.parent} to go on with; give its folder with --out, or leave out --resume")
+
+
+def unused(given: Path | None, first: Path, result: str) -> Path:
+    """A folder without this file of results: the one given, or BadInput; else `first` or the next of first-2, first-3, ..."""
+    there = [given] if given else _numbered(first)
+    if not there or not (there[-1] / result).exists():
+        return there[-1] if there else first
+    if given:
+        raise BadInput(f"{given} holds {result} already, and nothing is written over; choose another --out")
+    return first.with_name(f"{first.name}-{_number(there[-1], first) + 1}")
+
+
+def _numbered(first: Path) -> list[Path]:
+    """`first` and first-2, first-3, ... as far as they are there, the latest last."""
+    beside = first.parent.iterdir() if first.parent.is_dir() else ()
+    return sorted((path for path in beside if _number(path, first)), key=lambda path: _number(path, first))
+
+
+def _number(path: Path, first: Path) -> int:
+    number = path.name.removeprefix(f"{first.name}-")
+    return 1 if path.name == first.name else int(number) if number != path.name and number.isdecimal() else 0
 
 
 def open_folder(folder: Path, config: object) -> None:

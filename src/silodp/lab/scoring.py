@@ -24,7 +24,7 @@ from silodp.core.task import Task
 from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
 from silodp.lab.planning import check_seed, warn_of_delta
-from silodp.lab.runfolder import locked
+from silodp.lab.runfolder import SEED, locked
 from silodp.lab.training import Request, budgets_of, by_default, load_records, read_request
 from silodp.server.federation import Everyone, Federation
 from silodp.server.profile import profile, releases
@@ -51,6 +51,7 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
 def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
     spent, request = _spent(folder), read_request(folder)
+    (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
     with _writing(folder):  # before anything is asked
         part = folder / "spent.json.part"
         part.touch()

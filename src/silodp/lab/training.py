@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,8 +66,8 @@ class Request:
         return Schema.load(self.schema) if self.schema else None
 
 
-def run_request(request: Request, *, quiet: bool) -> dict:
-    """Checks everything that can be checked without data, loads, trains."""
+def run_request(request: Request, *, quiet: bool, resume: bool = False) -> dict:
+    """Checks everything that can be checked without data, loads, trains; with `resume` the run that was interrupted in its folder."""
     check_seed(request.seed)
     algorithm = find(request.algorithm)
     settings = schedule(algorithm, **request.schedule)
@@ -94,11 +94,9 @@ def run_request(request: Request, *, quiet: bool) -> dict:
                 yield w
 
         about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
-        summary = train(order, records, request.folder, progress, held_out=held_out, note=UNCHARGED if request.data else "", about=about)
-    if mark:
-        (request.folder / "records.json").write_text(mark)
-    _write_request(request)
-    return summary
+        files = {"request.json": json.dumps(words_of(request), indent=1) + "\n"} | ({"records.json": mark} if mark else {})
+        note = UNCHARGED if request.data else ""
+        return train(order, records, request.folder, progress, held_out, note=note, about=about, files=files, resume=resume)
 
 
 def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None, str]:
@@ -110,12 +108,23 @@ def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int
     return records, classes, features, test, scale
 
 
-def _write_request(request: Request) -> None:
-    """request.json: what `silodp evaluate` needs to find the same held-out records again; which they are follows from their position."""
-    files = {name: path.resolve() for name in ("schema", "test") if (path := getattr(request, name))}
+def words_of(request: Request) -> dict:
+    """request.json: what `--resume` needs to go on, and `silodp evaluate` to find the same held-out records; all paths are absolute."""
+    files = {name: path.resolve() for name in ("schema", "test", "data_dir") if (path := getattr(request, name))}
     model = Path(request.model).resolve() if ".py:" in request.model else request.model
-    words = asdict(request) | {"silos": [path.resolve() for path in request.silos], "model": model} | files
-    (request.folder / "request.json").write_text(json.dumps(words, indent=1, default=str) + "\n")
+    scale = request.scale if request.scale in ("private", "none") else Path(request.scale).resolve()
+    words = asdict(request) | {"silos": [path.resolve() for path in request.silos], "model": model, "scale": scale} | files
+    return json.loads(json.dumps(words, default=str))
+
+
+def request_to_resume(folder: Path, asked: Request, given: Collection[str]) -> Request:
+    """The request of the run in `folder`; BadInput if one of the options `given` asks for something else than it did."""
+    found = read_request(folder)
+    was, now = words_of(found), words_of(asked)
+    was, now = was | was["schedule"], now | now["schedule"]
+    if differs := sorted(name for name in given if name in now and now[name] != was[name]):
+        raise BadInput(f"the run in {folder} was begun with another {', '.join(differs)}; leave that out to go on with it")
+    return found
 
 
 def read_request(folder: Path) -> Request:

@@ -165,6 +165,8 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     silos = tuple(_silo(s, rounds, rule, spent.get(s["name"], {})) for s in about.get("silos") or spent.values())
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
+    if state == "stopped" and (folder / "seed").exists():
+        said += f" `silodp train --resume --out {folder}` goes on with it."
     environment = _json(folder / "environment.json") if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
     return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment)

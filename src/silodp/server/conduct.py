@@ -6,6 +6,7 @@ end model.safetensors and summary.json. Everything in it is public, or private a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -142,11 +143,15 @@ class Conduct:
             )
         self._cards, self._problem, self._order, self._folder = tuple(cards), problem, order, folder
         self._plan, self._run = plan_order(order, cards)
-        asker = key.public_key().public_bytes_raw().hex()
+        asker, there = key.public_key().public_bytes_raw().hex(), folder.exists()
         self.run, config = _open_folder(folder, {"order": dataclasses.asdict(order), "asker": asker, "cards": [_plain(c) for c in cards]})
-        self._journal = Journal(folder / "journal", self.run, config)
-        self._tally = _Tally(cards, self._plan, Record(folder, keep=True))
-        try:
+        with contextlib.ExitStack() as undo:
+            self._journal = Journal(folder / "journal", self.run, config)
+            undo.callback(self._journal.close)
+            if self._journal.new:  # refused, a new run leaves no folder
+                undo.callback(_discard, folder, there)
+            self._tally = _Tally(cards, self._plan, Record(folder, keep=True))
+            undo.callback(self._tally.record.close)
             about: dict[str, Any] = {
                 "run": self.run, "key": key, "journal": self._journal, "patience": patience, "told": self._tally.note,
             }  # fmt: skip
@@ -155,10 +160,7 @@ class Conduct:
                 if shuffler
                 else Remote(cards, carrier, quorum=quorum, **about)
             )
-        except BadInput:
-            self._journal.close()
-            self._tally.record.close()
-            raise
+            undo.pop_all()
         self.total = order.rounds
         self.summary: dict[str, Any] = {}
 
@@ -288,6 +290,14 @@ AGAINST = (
     "epsilon is against the server, which sees totals; against whoever sees a silo's own counts, the shuffler too, it is larger: "
     "`silodp ledger show` says at each silo how large"
 )
+
+
+def _discard(folder: Path, kept: bool) -> None:
+    """Takes away what a new run wrote before its first question; the folder too, unless it was there before."""
+    for name in ("journal", "progress.jsonl", "run.json"):
+        (folder / name).unlink(missing_ok=True)
+    if not kept:
+        folder.rmdir()
 
 
 def _plain(card: Card) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class Journal:
         self._head, self._ended = bytes(_HASH), False
         header = {"version": VERSION, "run": run, "config": config}
         first = None if new else self._next()
+        self.new = first is None
+        """Whether nothing was ever asked in this run."""
         if first is None:
             self._append(header, {})
             self._ended = True

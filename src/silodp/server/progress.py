@@ -63,6 +63,18 @@ def measured_total(query: Query, total: Tensor, records: int, names: Sequence[st
     }  # fmt: skip
 
 
+def held(folder: Path) -> bool:
+    """Whether a process trains in the folder now."""
+    try:
+        with open(folder / NAME, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class Progress:
     """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before."""
 

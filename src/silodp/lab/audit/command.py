@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.core.errors import BadInput
+from silodp.interrupted import interruptible
 
 out = Console(highlight=False)
 
@@ -54,7 +55,11 @@ def audit(
             as_json=as_json, model=model, canaries=canaries,
         )  # fmt: skip
     else:
-        _attacks(algorithm, tuple(epsilon or ()), runs, seed, out_dir or Path("runs") / "audit", as_json=as_json)
+        from silodp.lab.runfolder import unused
+
+        folder = unused(out_dir, Path("runs") / "audit", "audit.json")
+        with interruptible("nothing is kept, since the rows belong together"):
+            _attacks(algorithm, tuple(epsilon or ()), runs, seed, folder, as_json=as_json)
 
 
 def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: int, seed: int, folder: Path, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command line. Bad input gets one sentence and exit code 2; every command has --json for machines."""
+"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every command has --json for machines."""
 
 from __future__ import annotations
 

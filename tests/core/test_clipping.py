@@ -262,6 +262,30 @@ def test_a_record_that_is_bad_in_one_run_only_is_left_out_of_that_run_only():
         assert torch.equal(found[[0, 2, 3]], clean[[0, 2, 3]])
 
 
+@pytest.mark.parametrize("silos", [False, True])
+@pytest.mark.parametrize("path", ["ghost", "fallback"])
+def test_a_bad_record_changes_no_bit_of_other_runs_and_silos_whatever_the_shapes(path, silos, fallback):
+    run, random = clipped_sum if path == "ghost" else fallback, torch.Generator().manual_seed(2)
+    for features, hidden, records in ((3, 2, 5), (37, 19, 23), (64, 16, 48)):
+        model = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 3), nn.Identity())
+        problem = Problem(model, cross_entropy)
+        x, y = torch.randn(SILOS, records, features, generator=random), torch.randint(3, (SILOS, records), generator=random)
+        w, reference = points(problem, torch.float32, silos=silos)
+        broken = w.clone()
+        broken[1] = torch.nan
+        weight = torch.ones(SILOS, records)
+        for other in (None, reference):
+            clean = run(problem, w, x, y, weight, 0.5, reference=other)
+            assert torch.equal(run(problem, broken, x, y, weight, 0.5, reference=other)[[0, 2, 3]], clean[[0, 2, 3]])
+            left = []
+            for junk in (torch.nan, torch.inf, -torch.inf):
+                bad = x.clone()
+                bad[0, 1] = junk
+                left.append(run(problem, w, bad, y, weight, 0.5, reference=other))
+                assert torch.equal(left[-1][:, 1:], clean[:, 1:])
+                assert torch.equal(left[-1], left[0])
+
+
 @pytest.mark.parametrize("path", ["ghost", "fallback"])
 def test_a_label_out_of_range_contributes_zero(path, fallback):
     problem = Problem(CHAINS["one"](), cross_entropy)

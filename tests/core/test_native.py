@@ -131,11 +131,36 @@ def test_lanes_without_a_record_add_nothing_whatever_the_weights_make_of_them():
     torch.testing.assert_close(sums(problem, w, x, y, torch.ones(1, 5), 1.0), clipped_sum(problem, w, x, y, torch.ones(1, 5), 1.0))
 
 
-def test_a_gradient_beyond_the_limit_is_left_to_torch():
+@pytest.mark.parametrize("case", ["labels", "deep", "CNN", "CNN of odd settings"])
+@pytest.mark.parametrize("difference", [False, True])
+def test_a_record_that_is_bad_and_what_padding_holds_change_no_bit_of_other_runs_and_silos(case, difference):
+    torch.manual_seed(0)
+    problem, shape, targets = CASES[case]
+    x, y, w, reference = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), *problem.initial(range(6)).view(2, 3, -1)
+    weight, reference = torch.ones(shape), reference if difference else None
+    weight[:, 4] = 0
+    without, broken = weight.clone(), w.clone()
+    without[0, 5], broken[1] = 0, torch.nan
+    clean, fewer = (sums(problem, w, x, y, these, 1.0, reference) for these in (weight, without))
+    left = []
+    for junk in (torch.nan, torch.inf, 1e38):
+        dirty = x.clone()
+        dirty[:, 4] = junk
+        found = sums(problem, broken, dirty, y, weight, 1.0, reference)
+        assert not found[1].any()
+        assert torch.equal(found[[0, 2]], clean[[0, 2]])
+        dirty[0, 5] = junk
+        left.append(sums(problem, w, dirty, y, weight, 1.0, reference))
+        assert torch.equal(left[-1][:, 1:], clean[:, 1:])
+        assert torch.equal(left[-1], left[0])
+        torch.testing.assert_close(left[-1], fewer, rtol=2e-6, atol=2e-6 * float(fewer.abs().max()))
+
+
+def test_a_gradient_beyond_the_limit_contributes_nothing():
     problem = Problem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 1)), squared_error)
     w, x, y = problem.initial([1]), torch.randn(1, 1, 1, 8, 8), torch.full((1, 1), 1e16)
     w[:, 20:] = 0
-    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(1, 1), torch.ones(1, 1).double()) is None
+    assert not sums(problem, w, x, y, torch.ones(1, 1), 1.0).any()
 
 
 def test_images_too_large_for_the_memory_are_left_to_torch():

@@ -73,10 +73,9 @@ def clipped_sum(
     points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in points]
     weight = (weight[:, None] if weight.dim() == 2 else weight.transpose(0, 1)).to(w.dtype)
     x = x.detach().to(w.dtype) if x.is_floating_point() else x
-    if not bool(weight.all()):  # padding must not stop the model or the loss, as a token or a label out of its range would
+    if not bool(weight.all()):  # what padding holds must not stop the model or the loss, nor be seen by a product's rounding
         absent = ~weight.any(1)
-        y = y.masked_fill(absent.view(silos, records, *(1,) * (y.dim() - 2)), 0)
-        x = x if x.is_floating_point() else x.masked_fill(absent.view(silos, records, *(1,) * (x.dim() - 2)), 0)
+        x, y = (t.masked_fill(absent.view(silos, records, *(1,) * (t.dim() - 2)), 0) for t in (x, y))
 
     out = w.new_zeros(runs, silos, problem.dim)
     size = width * len(points) * w.element_size()
@@ -89,7 +88,7 @@ def clipped_sum(
         mask = weight[s, j if weight.shape[1] > 1 else slice(None), n]
         into = out[j, s].transpose(0, 1)
         if layers:
-            _add_ghost(problem, layers, part, x[s, n], y[s, n], mask, clips[j], into)
+            _add_ghost(problem, layers, part, x[s, n].clone(memory_format=torch.contiguous_format), y[s, n], mask, clips[j], into)
         else:
             _add_records(problem, part, x[s, n], y[s, n], mask, clips[j], into)
     return out
@@ -129,7 +128,10 @@ def _path(problem: Problem, x: Tensor) -> tuple[list[Layer], Node | None, int]:
 def _add_ghost(
     problem: Problem, layers: list[Layer], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor
 ) -> None:
-    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
+    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n); x is overwritten.
+
+    A product may round by where its factors lie, so unsound records are zeroed where they are: other records' sums keep every bit.
+    """
     runs = points[0].shape[1]
     parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
     own = [{name: parameters[full] for name, full in layer.names.items()} for layer in layers]
@@ -140,7 +142,8 @@ def _add_ghost(
     norm = _norm(squares, sizes if len(points) > 1 else [], x.dtype)
     scale, sound = _scale(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
-        terms = [[Term(_zeroed(a, sound), _zeroed(e, sound)) for a, e in t] for t in terms]
+        for factor in (u for t in terms for term in t for u in term):
+            _zero(factor, sound)
     views = problem.split(out)
     for (rule, names, p), t in zip(ruled, terms, strict=True):
         for term in t:
@@ -257,8 +260,8 @@ def _add_records(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, w
     gradients = _record_gradients(problem, points, x, y)
     norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
     scale, sound = _scale(norm, [norm.square()], weight, clips)
-    if sound is not None:
-        gradients = torch.where(sound[..., None], gradients, 0)
+    sound = torch.ones_like(scale, dtype=torch.bool) if sound is None else sound
+    gradients = torch.where(sound[..., None], gradients, 0)  # always, so that what a product reads lies the same way
     out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
 
 
@@ -309,9 +312,9 @@ def _scale(norm: Tensor, lengths: list[Tensor], weight: Tensor, clips: Tensor) -
     return torch.where(sound, scale, 0).to(weight.dtype).mul_(weight), sound
 
 
-def _zeroed(u: Tensor, sound: Tensor) -> Tensor:
-    """u (S, J or 1, ., n) with 0 for unsound records; an input shared by all runs is kept where it is sound in one."""
-    return u.masked_fill(~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0)
+def _zero(u: Tensor, sound: Tensor) -> None:
+    """Writes 0 for unsound records into u (S, J or 1, ., n); an input shared by all runs is kept where it is sound in one."""
+    u.masked_fill_(~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0)
 
 
 def _chunks(runs: int, silos: int, records: int, size: int, chunk: int, memory: int) -> Iterator[tuple[slice, slice, slice]]:

@@ -271,7 +271,7 @@ static void differ(const struct call *call, struct tile *t) {
     }
 }
 
-/* weight * min(1, clip / norm) of record r, or NaN if it is unsound. */
+/* weight * min(1, clip / norm) of record r, or 0 if it is unsound. */
 static float scale(const struct call *call, const struct tile *t, long r, double clip) {
     const double longest = 1e15 * 1e15, smallest = 1e-19;
     double total = call->stages ? t->square[r] : 0, size = 0;
@@ -300,7 +300,7 @@ static float scale(const struct call *call, const struct tile *t, long r, double
     }
     if (call->stages) sound = sound && norm * norm < longest; /* as _add_parts has it */
     double least = clip > smallest ? clip : smallest, share = clip / (norm <= least ? least : norm);
-    return sound && share >= FLT_MIN ? (float)share * t->weight[r] : NAN;
+    return sound && share >= FLT_MIN ? (float)share * t->weight[r] : 0;
 }
 
 /* Moves the sums of a few tiles on into the totals, in float64. */
@@ -334,9 +334,8 @@ static void images(const struct call *call, struct tile *t) {
         }
 }
 
-/* Adds a tile's clipped gradients to the sums; the number of unsound records. */
-static long add(const struct call *call, struct tile *t, double clip) {
-    long unsound = 0;
+/* Adds a tile's clipped gradients to the sums. */
+static void add(const struct call *call, struct tile *t, double clip) {
     if (call->stages) images(call, t);
     for (long p = 0; p < call->points; p++) pass(call, t->flow + p, t);
     if (call->points == 2) differ(call, t);
@@ -344,16 +343,13 @@ static long add(const struct call *call, struct tile *t, double clip) {
     memset(t->share, 0, TILE * sizeof(float));
     for (long r = 0; r < t->rows; r++) {
         float share = t->share[r] = scale(call, t, r, clip);
-        if (isnan(share)) {
-            unsound++;
-            continue;
-        }
         for (long p = 0; p < call->points; p++)
             for (long l = 0; l < call->layers; l++) {
                 if (p && same(call, l)) continue;
-                long out = padded(call->layer[l].out);
+                long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
                 float *e = t->flow[p].e[l] + r * out;
-                for (long i = 0; i < out; i++) e[i] *= share;
+                for (long i = 0; i < out; i++) e[i] = share == 0 ? 0 : e[i] * share; /* an unsound record may hold anything */
+                if (share == 0) memset(t->flow[p].a[l] + r * in, 0, in * sizeof(float));
             }
     }
     for (long l = 0; l < call->layers; l++) {
@@ -365,14 +361,13 @@ static long add(const struct call *call, struct tile *t, double clip) {
     }
     for (long s = 0; s < call->stages; s++) {
         vec share = load(t->share);
-        for (long i = 0; i < weights(call->stage + s); i++) { /* a lane without a record may hold anything */
+        for (long i = 0; i < weights(call->stage + s); i++) { /* a lane without a record, or with an unsound one, may hold anything */
             vec part = share * load(t->flow[0].g[s] + i * LANES);
             *(vec *)(t->gathered[s] + i * LANES) += choose(share == 0, (vec){0}, part);
         }
     }
     t->added += t->rows, t->rows = 0;
     if (t->added + TILE > TOGETHER) carry(call, t);
-    return unsound;
 }
 
 /* The weights of a point as `pass` reads them. */
@@ -391,9 +386,9 @@ static void unpack(const struct call *call, const float *w, struct flow *f) {
 }
 
 /* One piece of one silo's records in one run. */
-static long work(const struct call *call, struct tile *t, long run, long silo, long piece) {
+static void work(const struct call *call, struct tile *t, long run, long silo, long piece) {
     const struct stage *first = call->stage;
-    long in = call->stages ? first->channels * first->height * first->width : call->layer[0].in, wide = padded(in), unsound = 0;
+    long in = call->stages ? first->channels * first->height * first->width : call->layer[0].in, wide = padded(in);
     long from = piece * call->records / call->pieces, to = (piece + 1) * call->records / call->pieces;
     const float *weight = call->weight + ((call->weighted ? run * call->silos : 0) + silo) * call->records;
     const float *x = call->x + silo * call->records * in, *y = call->y + silo * call->records * call->targets;
@@ -410,9 +405,9 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
         if (!call->stages) memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
         for (long k = 0; k < call->targets; k++) t->y[t->rows * call->targets + k] = y[r * call->targets + k];
         t->weight[t->rows++] = weight[r];
-        if (t->rows == (call->stages ? LANES : TILE)) unsound += add(call, t, call->clip[run]);
+        if (t->rows == (call->stages ? LANES : TILE)) add(call, t, call->clip[run]);
     }
-    if (t->rows) unsound += add(call, t, call->clip[run]);
+    if (t->rows) add(call, t, call->clip[run]);
     carry(call, t);
     float *out = call->out + ((run * call->silos + silo) * call->pieces + piece) * call->dim;
     for (long l = 0; l < call->layers; l++) {
@@ -428,7 +423,6 @@ static long work(const struct call *call, struct tile *t, long run, long silo, l
         for (long i = 0; i < count; i++) out[stage->weight + i] = t->by_stage[s][i];
         for (long o = 0; o < stage->outputs && stage->bias >= 0; o++) out[stage->bias + o] = t->by_stage[s][count + o];
     }
-    return unsound;
 }
 
 /* Hands out `size` floats of the block, or only counts them where there is no block yet. */
@@ -494,10 +488,10 @@ long block_bytes(const struct call *call) {
     return (lay_out(call, 0, &tile) * sizeof(float) + 63) / 64 * 64;
 }
 
-/* The number of records that are unsound, for which `out` does not hold; -1 without memory. */
+/* 0, or another number without memory for all threads, and then `out` does not hold. */
 long clipped_sums(const struct call *call, long threads) {
-    long unsound = 0, failed = 0, tasks = call->runs * call->silos * call->pieces;
-#pragma omp parallel num_threads(threads) reduction(+ : unsound, failed)
+    long failed = 0, tasks = call->runs * call->silos * call->pieces;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
     {
         struct tile tile;
         long size = block_bytes(call);
@@ -513,8 +507,8 @@ long clipped_sums(const struct call *call, long threads) {
 #pragma omp for schedule(dynamic)
         for (long task = 0; task < tasks; task++)
             if (block)
-                unsound += work(call, &tile, task / (call->silos * call->pieces), task / call->pieces % call->silos, task % call->pieces);
+                work(call, &tile, task / (call->silos * call->pieces), task / call->pieces % call->silos, task % call->pieces);
         free(block);
     }
-    return failed ? -1 : unsound;
+    return failed;
 }

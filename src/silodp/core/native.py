@@ -2,7 +2,8 @@
 max-pooling and such a chain, while it lies in the cache; and NumPy's normals.
 
 The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, `clipping` goes its own way.
-A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs.
+A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs,
+whatever those and the padding hold. SILODP_NATIVE=0 leaves all to torch; an architecture that gcc knows, as x86-64, builds it for that one.
 Simulations use it. A gate does not: what it loads is what was installed. On a GPU a kernel does the same for one hidden layer.
 """
 
@@ -36,7 +37,7 @@ from silodp.core.problem import Problem
 SOURCE = Path(__file__).with_suffix(".c")
 INCLUDED = SOURCE.with_name("stages.c"), SOURCE.with_name("normals.c")
 FLAGS = (
-    *("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
+    *("-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
@@ -76,10 +77,11 @@ def compiler() -> str | None:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled `native.c`, or None where it cannot be had or SILODP_NATIVE is 0."""
-    if os.environ.get("SILODP_NATIVE") == "0" or not (found := compiler()):
+    asked = os.environ.get("SILODP_NATIVE", "")
+    if asked == "0" or not (found := compiler()):
         return None
     try:
-        loaded = _built(found)
+        loaded = _built(found, "native" if asked in ("", "1") else asked)
         loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
         loaded.normals.argtypes, loaded.normals.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long], None
         loaded.block_bytes.argtypes, loaded.block_bytes.restype = [ctypes.POINTER(_Call)], ctypes.c_long
@@ -88,14 +90,15 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def _built(compiler: str) -> ctypes.CDLL:
-    """The library for this source and processor, from the cache if it is there and whole; OpenMP's functions are those that torch has
+def _built(compiler: str, architecture: str = "native") -> ctypes.CDLL:
+    """The library for this source and architecture, from the cache if it is there and whole; OpenMP's functions are those that torch has
     loaded, so that both have one pool of threads.
     """
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
     text = b"".join(path.read_bytes() for path in (SOURCE, *INCLUDED))
-    name = hashlib.sha256(text + kind + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
+    flags = (*FLAGS, f"-march={architecture}")
+    name = hashlib.sha256(text + kind + " ".join((compiler, *flags)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = cache / f"native-{name}.so"
@@ -109,7 +112,7 @@ def _built(compiler: str) -> ctypes.CDLL:
                 return ctypes.CDLL(str(found))
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
-            subprocess.run([compiler, *FLAGS, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
+            subprocess.run([compiler, *flags, "-c", SOURCE, "-o", compiled], check=True, capture_output=True)
             subprocess.run([compiler, "-shared", compiled, "-o", linked, "-lm"], check=True, capture_output=True)
             linked.chmod(0o700)
             linked.rename(found)
@@ -185,7 +188,7 @@ def sums(
     clips: Tensor,
     memory: int = 2**28,
 ) -> Tensor | None:
-    """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`, or if a record is unsound.
+    """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`.
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
     """

@@ -35,12 +35,15 @@ class Part(Protocol):
         ...
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
-        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S, *shape); may overwrite what the part holds."""
+        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S, *shape); may overwrite what the part holds.
+
+        A product may round by where its factors lie: they lie the same way whether or not a record is unsound, so others' sums keep every bit.
+        """
         ...
 
 
 class Whole:
-    """Each record's gradient by each parameter, (B, *shape), as it is; its axes may lie in memory in any order."""
+    """Each record's gradient by each parameter, (B, *shape), newly made; its axes may lie in memory in any order."""
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
         self.axes = {name: sorted(range(1, g.dim()), key=lambda axis, g=g: -g.stride(axis)) for name, g in gradients.items()}
@@ -51,8 +54,9 @@ class Whole:
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
         for name, g in self.gradients.items():
-            rows = g if sound is None else g.masked_fill(~sound.view(-1, 1), 0)
-            total = torch.bmm(scale[:, None], rows.unflatten(0, scale.shape))
+            if sound is not None:
+                g.masked_fill_(~sound.view(-1, 1), 0)
+            total = torch.bmm(scale[:, None], g.unflatten(0, scale.shape))
             into = out[name].permute(0, *self.axes[name])
             into.add_(total.view(into.shape))
 
@@ -72,9 +76,11 @@ class Outer:
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
         terms = []
-        for term in self.terms:
-            u, e = term if sound is None else (t.masked_fill(~sound.view(-1, 1), 0) for t in term)
-            terms.append(Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e * scale.view(-1, 1)))))
+        for u, e in self.terms:
+            e = e * scale.view(-1, 1)
+            if sound is not None:  # u is shared with other runs; a clone has its strides
+                u, e = (t.masked_fill_(~sound.view(-1, 1), 0) for t in (u.clone(), e))
+            terms.append(Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e))))
         for name, total in RULES[nn.Linear].contract(self.names, terms).items():
             if name in out:
                 out[name].add_(total.squeeze(1))
@@ -97,8 +103,9 @@ class Tokens:
         return square.new_zeros(self.records).index_add_(0, self.record, square), None, []
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
-        rows = self.rows if sound is None else self.rows.masked_fill(~sound.flatten()[self.record, None], 0)
-        rows = rows * scale.flatten()[self.record, None]
+        rows = self.rows * scale.flatten()[self.record, None]
+        if sound is not None:
+            rows.masked_fill_(~sound.flatten()[self.record, None], 0)
         out["weight"].index_put_((self.record // scale.shape[1], self.token), rows, accumulate=True)
 
 
@@ -180,11 +187,11 @@ def _embedding_forward(layer: nn.Embedding, p: Parameters, a: Tensor, u: Tensor)
 
 
 def _sum_middle(layer: nn.Linear, e: Tensor) -> Tensor:
-    return e.flatten(1, -2).sum(1) if e.dim() > 2 else e
+    return e.flatten(1, -2).sum(1) if e.dim() > 2 else e.clone()
 
 
 def _sum_places(layer: nn.Conv2d | nn.GroupNorm, e: Tensor) -> Tensor:
-    return e.flatten(2).sum(2) if e.dim() > 2 else e
+    return e.flatten(2).sum(2) if e.dim() > 2 else e.clone()
 
 
 def _sum_rows(layer: nn.LayerNorm, e: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from silodp.cli import main
 
 os.environ["COLUMNS"] = "200"  # tables are read by tests at one width, whatever the terminal
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("SILODP_TEST_THREADS", "1")))  # more in `instruction_sets` alone
 
 
 @pytest.hookimpl(trylast=True)

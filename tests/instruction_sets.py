@@ -92,7 +92,8 @@ def run(setting: Setting, *tests: str) -> tuple[int, str, dict[str, str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LIBRARY_VARIABLES)}
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
         command = [sys.executable, str(Path(__file__)), report.name, *tests]
-        environment = kept | dict(setting.environment) | {"SILODP_TEST_THREADS": dict(setting.environment)["OMP_NUM_THREADS"]}
+        threads = {"SILODP_TEST_THREADS": dict(setting.environment)["OMP_NUM_THREADS"], "OMP_WAIT_POLICY": "passive"}
+        environment = kept | dict(setting.environment) | threads  # threads that spin while they wait would keep a busy machine busy
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
         text = report.read()
     return done.returncode, done.stdout + done.stderr, json.loads(text) if text else {}

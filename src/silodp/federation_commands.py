@@ -262,14 +262,14 @@ def _start_gates(folder: Path, state: dict[str, Any]) -> None:
         _save(folder, state)
     from silodp.wire.hub import Direct
 
-    gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 120
+    gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 600
     while len(gates.names()) < len(started):
         for name, process in started.items():
             if process.poll() is not None:
                 lines = (folder / "logs" / f"{name.replace(' ', '-')}.txt").read_text().strip().splitlines()
                 raise BadInput(f"the {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
         if time.monotonic() > deadline:
-            raise BadInput(f"the gates did not start within two minutes; look into {folder / 'logs'}")
+            raise BadInput(f"the gates did not start within ten minutes; look into {folder / 'logs'}")
         time.sleep(0.1)
 
 
@@ -285,7 +285,7 @@ def _stop(folder: Path) -> list[int]:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while (left := [pid for pid in pids if gates[pid] in _command(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     if not left:

@@ -75,7 +75,7 @@ def federation(request):
     finally:
         if (folder / "federation.json").exists():
             assert "Stopped" in shell("federation", "down", "--folder", folder)
-        deadline = time.monotonic() + 10  # a process that was killed takes a moment to be gone
+        deadline = time.monotonic() + LIMIT  # a process that was killed takes a moment to be gone
         while (left := processes_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.1)
     assert left == []
@@ -223,7 +223,7 @@ def silent_gates(federation):
     finally:
         for gate in gates:
             gate.terminate()
-            gate.join(40)
+            gate.join(LIMIT)
         for card in federation.cards:
             shipped = federation.folder / "silos" / card.name
             (shipped / "shipped.sock").rename(shipped / "gate.sock")
@@ -233,7 +233,7 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     plan, run = plan_order(ORDER, federation.cards)
     start = federation.problem.initial([ORDER.seed])
     with silent_gates(federation):
-        carrier, patience = _carrier(federation.folder, federation.state), Patience(deadline=60.0, limit=LIMIT, retry=30.0)
+        carrier, patience = _carrier(federation.folder, federation.state), Patience(deadline=LIMIT, limit=LIMIT, retry=60.0)
         signing = _read_key(federation.folder / "asker.key")
         channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, patience=patience)
         got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))

@@ -27,7 +27,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gates import LIMIT, shell
+from gates import LIMIT, Clock, Unhurried, shell
 from silodp.core.accounting import Budget
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Sealed, decode_reply
@@ -59,7 +59,12 @@ from silodp.wire.socket import Socket
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
 ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0, trust="shuffle")
 BUDGET = 20.0
-CALM, BRIEF = Patience(deadline=60.0, limit=LIMIT, retry=30.0), Patience(deadline=2.0, limit=2.5, retry=1.0)
+CALM, BRIEF = Patience(deadline=LIMIT, limit=LIMIT, retry=LIMIT), Patience(deadline=2.0, limit=2.5, retry=1.0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def federation():
         state = json.loads((folder / "federation.json").read_text())
         cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
-            folder=folder, made=made, state=state, cards=cards, problem=_problem(cards[0], None), carrier=_carrier(folder, state),
+            folder=folder, made=made, state=state, cards=cards, problem=_problem(cards[0], None), carrier=Unhurried(_carrier(folder, state)),
             key=_read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
             started=started,
         )  # fmt: skip
@@ -449,7 +454,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
         next(run(ShuffledFederation(greedy, Everyone(3), counts), f.problem, f.problem.initial([0]), **plan.mechanisms))
     assert store_of(f)[0].since(0) == before
 
-    words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", 60, "--retry", 1)
+    words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", LIMIT, "--retry", 1)
     fewer = json.loads(shell("federation", "run", "--folder", f.folder, *words, "--quorum", 2, "--out", tmp_path / "two", "--json"))
     assert (fewer["ended"], fewer["iterates"]) == ("finished", 2)
     assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]

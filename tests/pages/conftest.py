@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from looking import PATIENCE, started, until
 
-from gates import wbcd, write_csv
+from gates import Unhurried, wbcd, write_csv
 from silodp.federation_commands import _problem
 from silodp.lab import compare
 from silodp.lab.study import Grid, Study
@@ -46,10 +46,10 @@ class Gated:
 
     def conduct(self, out: Path, **order) -> Conduct:
         card = Card.of(json.loads(self.card.read_text()))
-        deadline = order.pop("deadline", 30.0)
+        deadline = order.pop("deadline", PATIENCE)
         patience = Patience(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
         settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": 0.5} | order
-        return Conduct([card], _problem(card, None), Order(**settings), self.direct(), out, key=self.key, patience=patience)
+        return Conduct([card], _problem(card, None), Order(**settings), Unhurried(self.direct()), out, key=self.key, patience=patience)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from looking import PATIENCE, TOKEN, served, started, until
 
 from silodp import cli
 from silodp.core.accounting import rounded_up
+from silodp.listening import tally
 from silodp.pages import runs
 from silodp.silo.durable import DurableLedger
 from silodp.silo.pause import paused, set_paused
@@ -170,7 +171,7 @@ def test_a_wrong_token_is_said_and_changes_nothing(browser, base, gated):
 
 def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
     out = root / "live"
-    words = ("federation", "run", "--folder", gated.folder, "--out", out, "--json", "--deadline", 30, "--retry", 1)
+    words = ("federation", "run", "--folder", gated.folder, "--out", out, "--json", "--deadline", 30, "--patience", PATIENCE, "--retry", 1)
 
     def asked() -> int:
         return len(runs.read(out).rounds) if (out / "progress.jsonl").exists() else 0
@@ -184,10 +185,9 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         set_paused(gated.policy, False)
         until(lambda: asked() >= 3, "the run did not go on")
         set_paused(gated.policy, True)
-        before = -1
-        while before != (before := asked()):
-            page.wait_for_timeout(300)
-        assert before < ROUNDS, "the run was over before it could be watched"
+        refused = tally(str(gated.policy.parent / "gate.log"))["paused"]
+        until(lambda: tally(str(gated.policy.parent / "gate.log"))["paused"] > refused, "the run was over before it could be watched")
+        assert asked() < ROUNDS, "the run was over before it could be watched"
         page.get_by_text(f"{runs.read(out).done} of {ROUNDS}", exact=True).wait_for()
         assert figure(page, "ε spent") == rounded_up(runs.read(out).silos[0].spent, 4)
         page.locator("#questions-summary").click()

@@ -136,6 +136,6 @@ def test_one_process_at_a_time(tmp_path):
     for wanted in ("another process runs", "opened"):
         other = context.Process(target=_try, args=(tmp_path / "journal", answers))
         other.start()
-        assert wanted in answers.get(timeout=30)
-        other.join(30)
+        assert wanted in answers.get(timeout=600)
+        other.join(600)
         journal.close()

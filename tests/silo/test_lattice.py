@@ -318,7 +318,7 @@ with stream._lock:
 os.waitpid(child, 0)
 assert os.read(read, 32) != stream.bytes(32)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 
 
 # ---- permutations and coins ----

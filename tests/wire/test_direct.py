@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gates import ASKER, LIMIT, three_gates
+from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
 from silodp import cli
 from silodp.core.query import Gaussian
 from silodp.federation_commands import _command
@@ -25,7 +25,7 @@ from silodp.silo.durable import DurableLedger
 from silodp.wire.hub import Direct
 
 pytestmark = pytest.mark.xdist_group("direct")  # one set of daemons for all
-CALM, BRIEF = Patience(deadline=60.0, limit=60.0, retry=5.0), Patience(deadline=3.0, limit=3.0, retry=1.0)
+CALM, BRIEF = Patience(deadline=LIMIT, limit=LIMIT, retry=30.0), Patience(deadline=3.0, limit=3.0, retry=1.0)
 SETTINGS = {
     "rounds": 6,
     "phase": 3,
@@ -45,7 +45,7 @@ def gates():
 def test_a_carrier_asks_those_it_knows_and_leaves_out_whoever_does_not_listen(gates, tmp_path):
     carrier = Direct(gates.sockets | {"gone": tmp_path / "no.sock"})
     assert carrier.names() == ["silo-0", "silo-1", "silo-2"]
-    replies = carrier.exchange({"silo-0": b"?", "gone": b"?", "unknown": b"?"}, 5.0)
+    replies = carrier.exchange({"silo-0": b"?", "gone": b"?", "unknown": b"?"}, LIMIT)
     assert list(replies) == ["silo-0"]
     assert replies["silo-0"].startswith(b"SDPR")
     assert carrier.exchange({}, 5.0) == {}
@@ -58,7 +58,7 @@ def peers(gates, relay_of, run: str, patience: Patience = CALM, last=lambda: Non
 
     def work(i: int) -> None:
         name = gates.cards[i].name
-        carrier = Peer(name, Direct({name: gates.sockets[name]}), relay_of(i))
+        carrier = Peer(name, Unhurried(Direct({name: gates.sockets[name]})), relay_of(i))
         channel = Remote(gates.cards, carrier, run=run, key=ASKER, quorum=3, patience=patience)
         try:
             results[i] = list(prox_spider(Federation(channel, Everyone(3)), gates.problem, start, **SETTINGS))
@@ -119,7 +119,8 @@ class Swapping(Folder):
 @pytest.mark.parametrize(
     "relay", [lambda path: Altering(path, 20), lambda path: Altering(path, -9), Swapping], ids=["key", "value", "swap"]
 )
-def test_a_relay_that_alters_a_byte_or_swaps_replies_is_noticed_by_whoever_reads_it(gates, honest, tmp_path, relay):
+def test_a_relay_that_alters_a_byte_or_swaps_replies_is_noticed_by_whoever_reads_it(gates, honest, tmp_path, relay, monkeypatch):
+    Clock(monkeypatch)
     path = tmp_path / "relay"
 
     def others_have_answered() -> None:
@@ -170,12 +171,12 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in [*folder.glob("data/*"), folder / "asker.key"])
         run = ("run", "--folder", folder, "--epsilon", 0.5, "--rounds", 60)
         process = subprocess.Popen([sys.executable, "-m", "silodp.cli", "federation", *map(str, run), "--json"], stdout=subprocess.DEVNULL)
-        deadline, journal = time.monotonic() + 60, folder / "runs/1/journal"
+        deadline, journal = time.monotonic() + LIMIT, folder / "runs/1/journal"
         while not (journal.exists() and journal.stat().st_size > 20_000):
             assert time.monotonic() < deadline
             time.sleep(0.002)
         process.kill()
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(LIMIT) == -signal.SIGKILL
         code, text, _ = silodp("run", "--folder", folder, "--resume", "--json")
         summary = json.loads(text)
         assert (code, summary["ended"], summary["iterates"]) == (0, "finished", 60)

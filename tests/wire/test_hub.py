@@ -13,13 +13,15 @@ from silodp.wire import hub
 from silodp.wire.hub import Hub, serve_hub
 from silodp.wire.socket import Unreached
 
+PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
+
 
 @contextmanager
 def serving(path, exchange, names=lambda: ["a", "b"]):
     stop = threading.Event()
     thread = threading.Thread(target=serve_hub, args=(path, exchange, names, stop))
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not hub._listens(str(path)):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -27,7 +29,7 @@ def serving(path, exchange, names=lambda: ["a", "b"]):
         yield Hub(path)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -41,10 +43,10 @@ def test_frames_and_replies_pass_unchanged_and_only_the_owner_may_come(tmp_path)
     frames = {"a": bytes(range(256)) * 9000, "b": b"", "silent": b"x", "name with é": b"\0\1"}
     with serving(tmp_path / "hub.sock", exchange) as line:
         assert stat.S_IMODE(os.stat(tmp_path / "hub.sock").st_mode) == 0o600
-        assert line.exchange(frames, 2.5) == {name: frame[::-1] for name, frame in frames.items() if name != "silent"}
-        assert line.exchange({}, 1.0) == {}
+        assert line.exchange(frames, 250.5) == {name: frame[::-1] for name, frame in frames.items() if name != "silent"}
+        assert line.exchange({}, PATIENCE) == {}
         assert line.names() == ["a", "b"]
-    assert seen == [(frames, 2.5), ({}, 1.0)]
+    assert seen == [(frames, 250.5), ({}, PATIENCE)]
     assert not (tmp_path / "hub.sock").exists()
 
 
@@ -59,11 +61,11 @@ def test_a_hub_that_is_gone_or_fails_is_one_code_and_the_next_question_is_answer
             Hub(tmp_path / "hub.sock").exchange(*words)
         return error.value.code
 
-    assert code({"a": b""}, 1.0) == "unreachable"
+    assert code({"a": b""}, PATIENCE) == "unreachable"
     with serving(tmp_path / "hub.sock", exchange) as line:
-        assert code({"a": b"bad"}, 1.0) == "closed"
-        assert line.exchange({"a": b"good"}, 1.0) == {"a": b"ok"}, "whoever was not asked has no voice"
-    assert code({"a": b""}, 1.0) == "unreachable"
+        assert code({"a": b"bad"}, PATIENCE) == "closed"
+        assert line.exchange({"a": b"good"}, PATIENCE) == {"a": b"ok"}, "whoever was not asked has no voice"
+    assert code({"a": b""}, PATIENCE) == "unreachable"
 
 
 def test_questions_run_side_by_side(tmp_path):
@@ -73,14 +75,14 @@ def test_questions_run_side_by_side(tmp_path):
         inside.append(1)
         if len(inside) == 2:
             both.set()
-        assert both.wait(20)
+        assert both.wait(PATIENCE)
         return dict(frames)
 
     with serving(tmp_path / "hub.sock", exchange) as line:
-        thread = threading.Thread(target=line.exchange, args=({"a": b"1"}, 5.0))
+        thread = threading.Thread(target=line.exchange, args=({"a": b"1"}, PATIENCE))
         thread.start()
-        assert line.exchange({"a": b"2"}, 5.0) == {"a": b"2"}
-        thread.join(20)
+        assert line.exchange({"a": b"2"}, PATIENCE) == {"a": b"2"}
+        thread.join(PATIENCE)
 
 
 def said(header: bytes) -> bytes:
@@ -107,13 +109,13 @@ def test_garbage_is_hung_up_on_and_calls_nothing(tmp_path, sent):
     asked = []
     with serving(tmp_path / "hub.sock", lambda frames, timeout: asked.append(frames) or {}) as line:
         with socket.socket(socket.AF_UNIX) as other:
-            other.settimeout(20)
+            other.settimeout(PATIENCE)
             other.connect(str(tmp_path / "hub.sock"))
             other.sendall(sent)
             other.shutdown(socket.SHUT_WR)
             assert other.recv(1) == b""
         assert asked == []
-        assert line.exchange({"a": b""}, 1.0) == {}
+        assert line.exchange({"a": b""}, PATIENCE) == {}
 
 
 def test_a_second_hub_and_a_file_in_the_way_are_refused_and_a_dead_ones_socket_is_not(tmp_path):
@@ -121,11 +123,11 @@ def test_a_second_hub_and_a_file_in_the_way_are_refused_and_a_dead_ones_socket_i
     with serving(path, lambda frames, timeout: dict(frames)) as line:
         with pytest.raises(FileExistsError):
             serve_hub(path, lambda *_: {}, list, threading.Event())
-        assert line.exchange({"a": b"1"}, 1.0) == {"a": b"1"}
+        assert line.exchange({"a": b"1"}, PATIENCE) == {"a": b"1"}
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with serving(path, lambda frames, timeout: dict(frames)) as line:
-        assert line.exchange({"a": b"1"}, 1.0) == {"a": b"1"}
+        assert line.exchange({"a": b"1"}, PATIENCE) == {"a": b"1"}
     path.write_text("mine")
     with pytest.raises(FileExistsError):
         serve_hub(path, lambda *_: {}, list, threading.Event())
@@ -134,9 +136,9 @@ def test_a_second_hub_and_a_file_in_the_way_are_refused_and_a_dead_ones_socket_i
 
 def test_a_reply_longer_than_what_is_carried_is_one_code(tmp_path, monkeypatch):
     with serving(tmp_path / "hub.sock", lambda frames, timeout: {"a": bytes(2000)}) as line:
-        assert len(line.exchange({"a": b""}, 1.0)["a"]) == 2000
+        assert len(line.exchange({"a": b""}, PATIENCE)["a"]) == 2000
         monkeypatch.setattr(hub, "MAX_BYTES", 1000)
         with pytest.raises(Unreached, match="size"):
-            line.exchange({"a": bytes(1001)}, 1.0)
+            line.exchange({"a": bytes(1001)}, PATIENCE)
         with pytest.raises(Unreached, match="closed"):
-            line.exchange({"a": b""}, 1.0)
+            line.exchange({"a": b""}, PATIENCE)

@@ -78,7 +78,7 @@ def held(folder: Path) -> bool:
 class Progress:
     """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before."""
 
-    def __init__(self, folder: Path, *, keep: bool, patience: float = 2.0) -> None:
+    def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
         self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
         deadline = time.monotonic() + patience
         while True:

@@ -47,7 +47,7 @@ class Carrier(Protocol):
 class Patience:
     """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
 
-    Whoever has not replied to one sending within `retry` is sent the same bytes again.
+    Whoever has not replied to one sending within `retry` is sent the same bytes again, and has twice as long for them: a machine may be busy.
     """
 
     deadline: float = 60.0
@@ -176,20 +176,21 @@ class Remote:
         answers: dict[str, Answer | Sealed] = {}
         replies: dict[str, bytes] = {}
         dropped = {name: "retired" for name in asked if name not in frames}
-        waiting, gone, begin, pause = self._present(frames), "", time.monotonic(), 0.05
+        waiting, gone, begin, pause, wait = self._present(frames), "", time.monotonic(), 0.05, self._patience.retry
         dropped |= {name: "silent" for name in frames if name not in waiting}
         while waiting:
             left = self._patience.deadline - (time.monotonic() - begin)
             if left <= 0 and (len(answers) >= need or left <= self._patience.deadline - self._patience.limit):
                 break
-            before = len(waiting)
+            before, sent = len(waiting), time.monotonic()
             try:
-                came = self._carrier.exchange({name: frames[name] for name in waiting}, min(self._patience.retry, max(left, 1.0)))
+                came = self._carrier.exchange({name: frames[name] for name in waiting}, min(wait, max(left, 1.0)))
                 gone = ""
             except Exception as error:  # the wire's own exception, which this folder may not name
                 if not isinstance(code := getattr(error, "code", None), str):
                     raise
                 came, gone = {}, code
+            wait = 2 * wait if time.monotonic() - sent >= wait else wait
             for name in [name for name in waiting if name in came]:
                 got = self._opened(came[name], query, asked[name], frames[name])
                 if not isinstance(got, str):

@@ -144,14 +144,16 @@ class ShuffledRemote(Remote):
 
     def _relayed(self, query: Query, sealed: Mapping[str, Sealed]) -> Passed | Declined:
         """What the shuffler says to these boxes, journalled if it is a total; the same bytes again until the limit of the patience."""
-        frame, begin, pause, last = self._request(query, sealed), time.monotonic(), 0.05, "silent"
+        frame, begin, pause, wait, last = self._request(query, sealed), time.monotonic(), 0.05, self._patience.retry, "silent"
         while (left := self._patience.limit - (time.monotonic() - begin)) > 0:
+            sent = time.monotonic()
             try:
-                came = self._carrier.exchange({SITE: frame}, min(self._patience.retry, max(left, 1.0)))
+                came = self._carrier.exchange({SITE: frame}, min(wait, max(left, 1.0)))
             except Exception as error:  # the wire's own exception, which this folder may not name
                 if not isinstance(code := getattr(error, "code", None), str):
                     raise
                 came, last = {}, f"engine {code}"
+            wait = 2 * wait if time.monotonic() - sent >= wait else wait
             if SITE in came:
                 got = self._read(came[SITE], query, sealed, frame)
                 if isinstance(got, Passed):

@@ -245,7 +245,7 @@ def _die_with_parent() -> None:
 # --- all of it on one machine ---------------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 120.0) -> dict[str, int]:
+def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
     """Starts SuperLink, a courier per silo and the job; name -> pid once the hub at folder/hub.sock knows all silos. Each is the leader
     of a process group, and writes to folder/NAME.log."""
     folder, deadline = folder.absolute(), time.monotonic() + patience
@@ -277,7 +277,7 @@ def start_silo(folder: Path, name: str, gate: Path) -> int:
     )
 
 
-def restart_superlink(folder: Path, *, patience: float = 60.0) -> int:
+def restart_superlink(folder: Path, *, patience: float = 600.0) -> int:
     """SuperLink with the database that it had; nodes come back by themselves, and the run is over: restart_job() makes another."""
     folder, deadline = folder.absolute(), time.monotonic() + patience
     _end(folder, ["superlink"])
@@ -286,7 +286,7 @@ def restart_superlink(folder: Path, *, patience: float = 60.0) -> int:
     return pid
 
 
-def restart_job(folder: Path, *, patience: float = 60.0) -> int:
+def restart_job(folder: Path, *, patience: float = 600.0) -> int:
     """A new run of the app, whether the old job still runs or was killed; its pid once the hub answers. Nodes stay connected."""
     folder, deadline = folder.absolute(), time.monotonic() + patience
     _end(folder, ["job"])
@@ -325,7 +325,7 @@ def _pids(folder: Path) -> dict[str, int]:
 
 def _end(folder: Path, names: Sequence[str]) -> None:
     pids = [pid for name, pid in _pids(folder).items() if name in names]
-    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
         for pid in pids:
             if _runs(pid, folder):
                 with contextlib.suppress(ProcessLookupError):

@@ -23,7 +23,7 @@ from typing import Any
 from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
 
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
-GRACE = 10.0
+GRACE = 60.0
 """Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
 
 Exchange = Callable[[Mapping[str, bytes], float], dict[str, bytes]]

@@ -32,7 +32,7 @@ LONGEST = 3600.0
 """Seconds that a question may keep a thread of the courier, whatever the server says."""
 LARGEST = 2**28
 """Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
-PING = 2.0
+PING = 10.0
 """Seconds in which a courier that is there says so."""
 
 

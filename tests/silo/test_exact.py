@@ -28,7 +28,7 @@ from silodp.core.query import (
     SteeredSteps,
     WithoutReplacement,
 )
-from silodp.silo import exact, lattice
+from silodp.silo import exact, lattice, slots
 from silodp.silo.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
 from silodp.silo.records import Records
 from silodp.silo.scaling import histogram_sum, moments_sum
@@ -207,7 +207,7 @@ def strict(output, target):
 
 @pytest.mark.parametrize("loss", [cross_entropy, strict, squared_error])
 def test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit(loss, monkeypatch):
-    monkeypatch.setattr(exact, "_CHUNK", 39 * 16)
+    monkeypatch.setattr(slots, "CHUNK", 39 * 16)
     of = problem(loss, outputs=1 if loss is squared_error else 3)
     w, totals, base = of.initial([1]), [], records()
     bound = (Fraction(0.5) / Fraction(gamma := lattice_step(0.5, of.dim))) ** 2
@@ -224,23 +224,24 @@ def test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit(loss, mo
 
 
 def test_a_record_that_breaks_a_batch_takes_nobody_with_it():
-    """Raising alone and in a batch, or, as no kernel should, in a batch only."""
+    """Raising by itself, or, as no kernel should, beside one other record only."""
     x, y = torch.arange(5.0, dtype=torch.float64)[:, None].expand(5, 2), torch.arange(5)
 
-    def rows(x, y, least):
-        if len(x) >= least and bool((y == 3).any()):
+    def rows(x, y, beside=3):
+        assert len(x) == 5
+        if bool((y == 3).any() and (y == beside).any()):
             raise IndexError("label 3")
         return x * 2
 
-    np.testing.assert_array_equal(exact._rows(lambda x, y: rows(x, y, 1), x, y, 2)[:, 0], [0, 2, 4, 0, 8])
-    np.testing.assert_array_equal(exact._rows(lambda x, y: rows(x, y, 2), x, y, 2)[:, 0], [0, 2, 4, 6, 8])
+    np.testing.assert_array_equal(slots.computed(rows, x, y, 2)[:, 0], [0, 2, 4, 0, 8])
+    np.testing.assert_array_equal(slots.computed(lambda x, y: rows(x, y, beside=4), x, y, 2)[:, 0], [0, 2, 4, 6, 8])
 
 
-def test_a_computation_that_fails_as_a_whole_gives_noise_around_zero(monkeypatch):
+def test_a_computation_that_fails_on_every_record_gives_noise_around_zero(monkeypatch):
     def broken(*_):
         raise MemoryError("record 17 is 3.4")
 
-    monkeypatch.setattr(exact, "_rows", broken)
+    monkeypatch.setattr(Exact, "_gradients", lambda self, points: broken)
     value = answerer().answer(QUERIES["grad"], [0])
     assert value.any()
     assert float(value.abs().max()) < 10 * 2.0 * 2 * 0.5 / N

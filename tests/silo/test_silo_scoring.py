@@ -20,7 +20,7 @@ from silodp.core.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem import Problem
 from silodp.core.query import ClassCounts, Gaussian, Grad, MissingRates, Poisson, Query, Score
 from silodp.lab.conformance.cells import check_cells
-from silodp.silo import exact, lattice
+from silodp.silo import exact, lattice, slots
 from silodp.silo.exact import Exact, lattice_step, levelled, noise_scale
 from silodp.silo.gate import Gate
 from silodp.silo.heldout import held_out, split_records
@@ -239,12 +239,12 @@ def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch
 def test_a_score_takes_no_more_records_at_once_than_memory_has_room_for(monkeypatch, features, hidden):
     """Room for 2^10 numbers: its own row has two, but a record and the model have many more."""
     problem = Problem(nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 4)), cross_entropy)
-    seen, rows = [], exact._rows
-    monkeypatch.setattr(exact, "_CHUNK", 2**10)
-    monkeypatch.setattr(exact, "_rows", lambda make, x, y, dim: seen.append(len(x)) or rows(make, x, y, dim))
+    seen, computed = [], slots.computed
+    monkeypatch.setattr(slots, "CHUNK", 2**10)
+    monkeypatch.setattr(exact, "computed", lambda make, x, *rest: seen.append(len(x)) or computed(make, x, *rest))
     gate = deployed(problem, 0.5)(Records.of([(np.zeros((200, features), np.float32), np.zeros(200, np.int64))]))
     gate.answer(asking(Score(problem.initial([0]), 0, 1.0)), [0])
-    assert sum(seen) == 100
+    assert sum(seen) == 200
     assert max(seen) * max(features, problem.dim) <= 2**10
 
 

@@ -2,7 +2,7 @@
 
 What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
 function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
-does depend a little on records and noise (a Poisson batch's size, a record that must be computed alone, numbers below 2^-1022, which are
+does depend a little on records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
 not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
 slot of that length (`listening.Server`), so that nobody is trusted to hold replies back.
 """
@@ -68,7 +68,8 @@ class Door:
         noted: Callable[[Note], None] = lambda note: None,
         known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
     ) -> None:
-        """Raises BadInput unless the policy approves this problem and the ledger is that of these records and of the policy's budget.
+        """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
+        this machine computes each record by itself (`Exact.verify`).
 
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
         name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
@@ -85,6 +86,7 @@ class Door:
         own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
         _, self._held = ledger.hold(*(known_by or own), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
+        self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling = shuffling
         self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")

@@ -1,7 +1,9 @@
 """How a deployed gate computes: clipped records as integers on a lattice, summed exactly, under exact Gaussian noise.
 
 Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice's step, D and D' data sets that differ in record j.
- 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see `_rows`), so only k_j differs.
+ 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see `slots`): neither on what the other
+    records hold nor on which of them are drawn. All n are computed for every question, in the same chunks, and the batch is a mask on the
+    integers. So only k_j differs between D and D', and S with record j drawn is S without it plus k_j: what amplification asks for.
  2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
     So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
     A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
@@ -10,7 +12,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
     an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
  4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
-    the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data.
+    the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data, and cost
+    the time of a full pass.
     Each of the local steps is such a release, at a point that earlier releases determine.
  5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
     the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
@@ -19,14 +22,15 @@ Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: 
 which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
 binomial noise is added. What leaves is for the shuffler's key alone (`door`).
 No step of a Gaussian release asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
-Assumed: a tensor kernel computes a record's row from that row and the shapes alone (so it is for matrix products, convolutions and
-element-wise functions; the tests check it bit for bit), ChaCha20 is secure, and time is not observed: it depends on the noise drawn.
+Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place (`verify` tries it with the silo's own model
+before a gate serves, and the tests bit for bit with several instruction sets), ChaCha20 is secure, and time is not observed: it depends on
+the noise drawn, and on whether there are records on which a model raises.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -59,16 +63,17 @@ from silodp.core.query import (
 )
 from silodp.silo import lattice
 from silodp.silo.heldout import held_out
+from silodp.silo.integers import GRAIN as GRAIN
+from silodp.silo.integers import lattice_step, levelled, quantised
 from silodp.silo.records import Records
-from silodp.silo.scoring import Rows, cell_rows
+from silodp.silo.scaling import histogram_rows, moment_rows
+from silodp.silo.scoring import cell_rows
+from silodp.silo.slots import Rows, computed, pinned, slots, verify
 
-GRAIN = 16
-"""A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
 MAX_DIM, MAX_RECORDS, MAX_EDGES = 2**26, 2**31, 2**10
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
-_CHUNK = 2**20  # numbers in a chunk of records' gradients: 8 MiB
 
 
 class Exact:
@@ -91,7 +96,20 @@ class Exact:
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
         self._x, self._y = records.x[0, : self._n].cpu(), records.y[0, : self._n].cpu()
         self._absent, self._held = records.absent[0, : self._n].cpu(), held_out(self._n, held_out_share)
-        self.features = math.prod(self._x.shape[1:])
+        self.features, self._threads = math.prod(self._x.shape[1:]), torch.get_num_threads()
+
+    def verify(self) -> None:
+        """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
+
+        With the silo's own model, shapes and threads, at an ordinary point and at one that overflows, on made-up records.
+        """
+        ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
+        sizes = {slot.stop - slot.start for slot in self._slots(dim)}
+        with pinned(self._threads):
+            for w in (ordinary, 1e150 * ordinary):
+                verify(self._gradients([w]), like, sizes, dim)
+            score = Score(ordinary, 2, 1.0)
+            verify(cell_rows(score, self.problem, ordinary[0]), like, sizes, score.shape[-1])
 
     def check(self, query: Query) -> None:
         """Raises Refused, before any charge, for what gate.check does not know of: feature statistics, runs beside the first, the lattice."""
@@ -113,7 +131,11 @@ class Exact:
             raise Refused("clip")
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy or the stored partition fails."""
+        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy, memory or the stored partition fails."""
+        with pinned(self._threads):
+            return self._answer(query)
+
+    def _answer(self, query: Query) -> Tensor:
         mechanism = query.mechanism
         if isinstance(mechanism, Shuffled):
             return torch.from_numpy(self._counts(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])).reshape(1, 1, -1)
@@ -136,9 +158,9 @@ class Exact:
             case GradDiff(w=w, reference=reference):
                 return self._gradients([w, reference])
             case Histogram(edges=edges):
-                return _histogram(edges.double())
+                return histogram_rows(edges.double())
             case Moments(low=low, high=high):
-                return _moments(low.double(), high.double())
+                return moment_rows(low.double(), high.double())
         raise AssertionError("local steps are no sum over records, and cells have an arithmetic of their own")
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
@@ -182,26 +204,24 @@ class Exact:
             return torch.zeros(1, dim, dtype=torch.float64)
         gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
-        try:
-            total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
-        except Exception:  # paid for, so an answer there must be: noise around zero
-            total = np.zeros(dim, np.int64)
+        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). Rows of held-out records, or all with a clip of 0, are zero."""
+        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). Rows of held-out records, or all with a clip of 0, are zero.
+
+        Every record of the silo is rounded, by random bits that are its slot's own whether it is drawn or not.
+        """
         parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
         random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
-        clip, total = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64)
-        for at in self._chunks(rows, chosen, dim, self._x):
-            try:
-                values = _rows(rows, _wide(self._x[at]), _wide(self._y[at]), dim).numpy()
-            except Exception:  # paid for, so an answer there must be: these records as zero
-                values = np.zeros((len(at), dim))
-            values[self._held[at.numpy()] | (mechanism.clip == 0)] = 0.0
-            total += shuffle.rounded(values, clip, parameters, random).sum(axis=0)
+        clip, total, drawn = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64), self._mask(chosen)
+        nothing = self._held | (mechanism.clip == 0)
+        for slot in self._slots(dim):
+            values = computed(rows, self._x[slot], self._y[slot], dim).numpy()
+            whole = shuffle.rounded(np.where(nothing[slot, None], 0.0, values), clip, parameters, random)
+            total += np.where(drawn[slot, None], whole, 0).sum(axis=0)
         return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
@@ -228,21 +248,25 @@ class Exact:
         numbers: int | None = None,
         source: Tensor | None = None,
     ) -> np.ndarray:
-        """S, exactly."""
-        total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
-        for at in self._chunks(rows, chosen, dim, source):
-            floats = _rows(rows, _wide(source[at]), _wide(self._y[at]), dim)
-            total += (quantised(floats, clip, gamma) if numbers is None else levelled(floats, numbers, gamma)).sum(0)
+        """S, exactly: the integers of the chosen records, of all that are computed."""
+
+        def whole(x: Tensor, y: Tensor) -> Tensor:
+            return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
+
+        total, source, drawn = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source, self._mask(chosen)
+        for slot in self._slots(dim):
+            integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)
+            total += integers.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
         return total.numpy()
 
-    def _chunks(self, rows: Rows, chosen: np.ndarray, dim: int, source: Tensor) -> Iterator[Tensor]:
-        """Positions of records that are computed together: one at a time where the all-zero record, which is public, makes kernels raise.
+    def _slots(self, dim: int) -> list[slice]:
+        """The chunks in which all records are computed. What a score makes on its way, features and layers, is longer than the score itself."""
+        return slots(self._n, max(dim, self.problem.dim, self.features))
 
-        What a score makes on its way, features and layers, is longer than the score itself.
-        """
-        together = _alone(rows, _wide(torch.zeros_like(source[:1])), _wide(torch.zeros_like(self._y[:1]))) is not None
-        size = max(1, _CHUNK // max(dim, self.problem.dim, self.features)) if together else 1
-        yield from (torch.from_numpy(chosen[start : start + size]) for start in range(0, len(chosen), size))
+    def _mask(self, chosen: np.ndarray) -> np.ndarray:
+        drawn = np.zeros(self._n, bool)
+        drawn[chosen] = True
+        return drawn
 
     def _gradients(self, points: list[Tensor]) -> Rows:
         """grad f0(w, x) of each record in float64, or its difference between two points."""
@@ -259,60 +283,6 @@ class Exact:
         return gradients
 
 
-# --- one record's vector, whatever the others are -------------------------------------------------------------------------------------
-
-
-def _rows(rows: Rows, x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """(m, d): row i depends on record i, its position and the shapes alone, to the last bit; a record on which `rows` raises gives zero.
-
-    Batched kernels may round by the batch's shape, so a record that raises must not change the shape in which the others are computed:
-    an all-zero record, on which `rows` does not raise (or else m is 1), takes its place, and the same batch is computed again. Should
-    that raise too, a library's fault, the others' own rows computed alone come closest: no record takes others with it.
-    """
-    try:
-        return rows(x, y)
-    except Exception:
-        each = [_alone(rows, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
-    bad = torch.tensor([row is None for row in each])
-    wide = [bad.view(-1, *(1,) * (t.dim() - 1)) for t in (x, y)]
-    again = _alone(rows, x.masked_fill(wide[0], 0), y.masked_fill(wide[1], 0))
-    if again is None:
-        again = torch.cat([torch.zeros(1, dim, dtype=torch.float64) if row is None else row for row in each])
-    return again.masked_fill(bad[:, None], 0)
-
-
-def _alone(rows: Rows, x: Tensor, y: Tensor) -> Tensor | None:
-    try:
-        return rows(x, y)
-    except Exception:
-        return None
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.double() if values.is_floating_point() else values
-
-
-def _histogram(edges: Tensor) -> Rows:
-    """As silo.scaling.histogram_sum: each feature one-hot over the bins, a value that is not finite in none; norm <= sqrt(features)."""
-
-    def rows(x: Tensor, y: Tensor) -> Tensor:
-        x = x.flatten(1).double().contiguous()
-        hot = torch.nn.functional.one_hot(torch.bucketize(x, edges), len(edges) + 1)
-        return (hot * torch.isfinite(x)[..., None]).flatten(1).double()
-
-    return rows
-
-
-def _moments(low: Tensor, high: Tensor) -> Rows:
-    """As silo.scaling.moments_sum: u and u^2, u the feature clamped to its public range and mapped to [-1, 1]; norm <= sqrt(2 features)."""
-
-    def rows(x: Tensor, y: Tensor) -> Tensor:
-        u = (2 * (x.flatten(1).double() - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0)
-        return torch.cat([u, u.square()], 1)
-
-    return rows
-
-
 def _refuse_unordered(low: Tensor, high: Tensor) -> None:
     if not bool(torch.isfinite(low).all() and torch.isfinite(high).all() and torch.isfinite(high.double() - low.double()).all()):
         raise Refused("not-finite")
@@ -321,16 +291,6 @@ def _refuse_unordered(low: Tensor, high: Tensor) -> None:
 
 
 # --- the lattice ----------------------------------------------------------------------------------------------------------------------
-
-
-def lattice_step(clip: float, dim: int) -> float:
-    """gamma, a power of two from C and d alone, with 2^-(GRAIN + 3) C / sqrt(d) < gamma <= 2^-GRAIN C / sqrt(d).
-
-    With sqrt(d) <= 2^b it is 2^(e - 1 - b - GRAIN) for C in [2^(e-1), 2^e). So C / gamma < 2^(b + GRAIN + 1) <= 2^30 for d <= 2^26: a
-    record's squares sum to less than 2^60, and 2^31 records to less than 2^61 per coordinate, to which noise adds less than 2^62.
-    """
-    root = (math.isqrt(dim - 1) if dim > 1 else 0) + 1
-    return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
 
 
 def noise_scale(mechanism: Gaussian, gamma: float) -> float:
@@ -357,42 +317,3 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
     anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
     if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
         raise Refused("noise")
-
-
-def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
-    """Rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2), each a function of its own row alone.
-
-    A row is clipped to C less what rounding can add, gamma sqrt(d) / 2 (and 2^-30 of it for floats), divided by gamma and rounded to the
-    nearest integers. A row that is zero, not finite or, against all arithmetic, above the bound becomes zero.
-    """
-    rows = rows.contiguous()  # whatever one record holds, the others' squares are added in one order
-    most = int(Fraction(clip / gamma) ** 2)
-    room = clip / gamma * (1 - 2.0**-30) - math.sqrt(rows.shape[1]) / 2
-    largest = rows.abs().amax(1, keepdim=True)
-    sound = torch.isfinite(largest) & (largest > 0)
-    rows = rows.masked_fill(~sound, 0.0) if not bool(sound.all()) else rows
-    unit = rows / torch.where(sound, largest, 1.0)  # entries within [-1, 1]: no square overflows
-    length = torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp_(min=1.0)
-    whole = unit.mul_(torch.minimum(torch.where(sound, largest, 0.0) / gamma, room / length)).round_()
-    # float64 first, to about d 2^-53: below twice the bound an int64 sum of squares cannot wrap, and then it decides
-    whole[_squares(whole) > 2.0 * most] = 0.0
-    integers = whole.long()
-    integers[_squares(integers) > most] = 0
-    return integers
-
-
-def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
-    """Rows of `numbers` numbers in [0, 1] and cells, at most one of them 1, as int64 multiples of gamma: those verified to be such.
-
-    gamma is a power of two below 1, so that 1 / gamma is an integer; a row of any other form becomes zero, which is of this form.
-    """
-    top = int(1 / gamma)
-    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1).round().long()
-    values, cells = whole[:, :numbers], whole[:, numbers:]
-    sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
-    whole[~sound] = 0
-    return whole
-
-
-def _squares(rows: Tensor) -> Tensor:
-    return torch.from_numpy(np.einsum("md,md->m", rows.numpy(), rows.numpy()))

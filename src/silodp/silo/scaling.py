@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from silodp.silo.records import Records
+from silodp.silo.slots import Rows
 
 
 def histogram_sum(records: Records, edges: Tensor) -> Tensor:
@@ -24,6 +25,27 @@ def moments_sum(records: Records, low: Tensor, high: Tensor) -> Tensor:
     x = _own(records).double()
     u = (2 * (x - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0) * records.mask.unsqueeze(-1)
     return torch.cat([u.sum(1), u.square().sum(1)], dim=1)
+
+
+def histogram_rows(edges: Tensor) -> Rows:
+    """The rows of `histogram_sum`: each feature one-hot over the bins, a value that is not finite in none; norm <= sqrt(features)."""
+
+    def rows(x: Tensor, y: Tensor) -> Tensor:
+        x = x.flatten(1).double().contiguous()
+        hot = torch.nn.functional.one_hot(torch.bucketize(x, edges), len(edges) + 1)
+        return (hot * torch.isfinite(x)[..., None]).flatten(1).double()
+
+    return rows
+
+
+def moment_rows(low: Tensor, high: Tensor) -> Rows:
+    """The rows of `moments_sum`: u and u^2, u the feature clamped to its public range and mapped to [-1, 1]; norm <= sqrt(2 features)."""
+
+    def rows(x: Tensor, y: Tensor) -> Tensor:
+        u = (2 * (x.flatten(1).double() - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0)
+        return torch.cat([u, u.square()], 1)
+
+    return rows
 
 
 def _own(records: Records) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
@@ -11,11 +9,9 @@ from torch.func import functional_call, vmap
 from silodp.core.problem import Problem
 from silodp.core.query import Cells, ClassCounts, Score
 from silodp.silo.records import Records
+from silodp.silo.slots import Rows
 
 _CHUNK = 2**12
-
-Rows = Callable[[Tensor, Tensor], Tensor]
-"""Vectors (m, d) of m records, from their features (for MissingRates: where they are missing) and targets."""
 
 
 def cell_rows(statistic: Cells, problem: Problem, w: Tensor | None = None) -> Rows:

@@ -1,0 +1,59 @@
+"""A record's floats as integers on the lattice, verified in integers: whatever the floats were, no record passes its bound."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GRAIN = 16
+"""A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
+
+
+def lattice_step(clip: float, dim: int) -> float:
+    """gamma, a power of two from C and d alone, with 2^-(GRAIN + 3) C / sqrt(d) < gamma <= 2^-GRAIN C / sqrt(d).
+
+    With sqrt(d) <= 2^b it is 2^(e - 1 - b - GRAIN) for C in [2^(e-1), 2^e). So C / gamma < 2^(b + GRAIN + 1) <= 2^30 for d <= 2^26: a
+    record's squares sum to less than 2^60, and 2^31 records to less than 2^61 per coordinate, to which noise adds less than 2^62.
+    """
+    root = (math.isqrt(dim - 1) if dim > 1 else 0) + 1
+    return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
+
+
+def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
+    """Rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2), each a function of its own row alone.
+
+    A row is clipped to C less what rounding can add, gamma sqrt(d) / 2 (and 2^-30 of it for floats), divided by gamma and rounded to the
+    nearest integers. A row that is zero, not finite or, against all arithmetic, above the bound becomes zero.
+    """
+    rows = rows.contiguous()  # whatever one record holds, the others' squares are added in one order
+    most = int(Fraction(clip / gamma) ** 2)
+    room = clip / gamma * (1 - 2.0**-30) - math.sqrt(rows.shape[1]) / 2
+    largest = rows.abs().amax(1, keepdim=True)
+    sound = torch.isfinite(largest) & (largest > 0)
+    unit = rows / torch.where(sound, largest, 1.0)  # entries within [-1, 1]: no square overflows; a row that is not sound may hold anything
+    length = torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp_(min=1.0)
+    whole = unit.mul_(torch.minimum(torch.where(sound, largest, 0.0) / gamma, room / length)).round_()
+    # float64 first, to about d 2^-53: below twice the bound an int64 sum of squares cannot wrap, and then it decides
+    sound &= (_squares(whole) <= 2.0 * most)[:, None]
+    integers = whole.masked_fill_(~sound, 0.0).long()
+    return integers.masked_fill_((_squares(integers) > most)[:, None], 0)
+
+
+def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
+    """Rows of `numbers` numbers in [0, 1] and cells, at most one of them 1, as int64 multiples of gamma: those verified to be such.
+
+    gamma is a power of two below 1, so that 1 / gamma is an integer; a row of any other form becomes zero, which is of this form.
+    """
+    top = int(1 / gamma)
+    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1).round().long()
+    values, cells = whole[:, :numbers], whole[:, numbers:]
+    sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
+    return whole.masked_fill_(~sound[:, None], 0)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return torch.from_numpy(np.einsum("md,md->m", rows.numpy(), rows.numpy()))

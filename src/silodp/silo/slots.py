@@ -1,0 +1,117 @@
+"""Every record of a silo has a slot: whatever is asked, it is computed at the same place of the same chunk, and a batch is a mask on the results.
+
+A matrix product rounds a row by its place and by the number of rows beside it. If a batch were gathered into a tensor of its own, the other
+records' floats would say how many records were drawn, and a point w whose layers cancel turns a last bit into the whole clip: replacing or
+drawing one record would move them all, and amplification by sampling would be charged that does not hold. So:
+ 1. Chunks and places follow from n and the numbers of coordinates alone, the shorter last chunk's too. All n records are computed for every
+    question, and a batch of any kind costs a full pass: at a Poisson rate of 0.05 twenty times what the batch alone would.
+ 2. A record on which the computation raises is zero, and nobody else is (`computed`): no handler changes a shape or zeroes another's row.
+ 3. The number of threads is the same in every answer, and MKL may not take fewer (`pinned`).
+What remains assumed: in a chunk of a given shape a kernel makes row i from record i, its place and public numbers, and whether it raises on a
+record follows from that record. `verify` tests it on made-up records with the very model, shapes and threads before a gate serves, the tests
+with several instruction sets. Memory of every operand begins at a multiple of 64 bytes, or at a place in such a block that shapes decide, so
+that no kernel is chosen by where the data happen to lie. What can still fail as a whole, such as memory that the machine does not have,
+is asked for in sizes that no record influences: it then fails for this data set and for its neighbour alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+
+Rows = Callable[[Tensor, Tensor], Tensor]
+"""Vectors (m, d) of m records, from their features (for MissingRates: where they are missing) and targets."""
+
+CHUNK = 2**20
+"""Numbers in a chunk of records' gradients: 8 MiB."""
+
+
+def slots(n: int, width: int) -> list[slice]:
+    """The chunks of n records of which each makes `width` numbers on its way."""
+    size = max(1, CHUNK // width)
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def computed(rows: Rows, x: Tensor, y: Tensor, dim: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """(m, d): row i follows from record i, its place and public numbers, to the last bit; a record on which `rows` raises has a zero row.
+
+    Where `rows` raises, it is asked again about half of the records, then about half of these, in the same shape and each record at its
+    place: the places of the others hold copies of one of those that are asked about. So a record is zero only if a chunk of nothing but
+    itself raises, which is its own affair, and everybody else's row comes from the kernels that it always comes from. The halves cost
+    time, about 2 log2(m) chunks for each record that raises, and nothing but time tells of them.
+    """
+    try:
+        return rows(_own(x), _own(y))
+    except Exception:
+        kept = torch.zeros(len(x), dim, dtype=dtype)
+        _halved(rows, x, y, torch.arange(len(x)), kept)
+        return kept
+
+
+def _halved(rows: Rows, x: Tensor, y: Tensor, asked: Tensor, kept: Tensor) -> None:
+    for half in asked.tensor_split(2) if len(asked) > 1 else (asked,):
+        at = half[:1].repeat(len(x))
+        at[half] = half
+        try:
+            kept[half] = rows(_own(x[at]), _own(y[at]))[half]
+        except Exception:
+            if len(half) > 1:
+                _halved(rows, x, y, half, kept)
+
+
+def _own(values: Tensor) -> Tensor:
+    """The same numbers, floats in float64, in memory of their own: aligned alike in whatever chunk they were."""
+    return values.to(torch.float64 if values.is_floating_point() else values.dtype, copy=True)
+
+
+@contextlib.contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Torch and MKL take this many threads, neither more nor, as MKL otherwise may, fewer when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- a gate's test of itself ----------------------------------------------------------------------------------------------------------
+
+
+def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int) -> None:
+    """Raises BadInput unless, in chunks of these sizes, no row depends on what the other places hold. The records are made up.
+
+    `like` are features and targets of records, of which shape and type are taken and nothing else.
+    """
+    for size in sorted(sizes):
+        plain, hostile = (_made_up(like, size, bad) for bad in (False, True))
+        alone = _bits(rows, *plain, dim)
+        for parity in (0, 1):  # half of the places keep what they hold, then the other half
+            mine = torch.arange(size) % 2 == parity
+            mixed = [torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True)]
+            if not torch.equal(_bits(rows, *mixed, dim)[mine], alone[mine]):
+                raise BadInput(
+                    f"on this machine what is computed of a record depends on the {size - 1} others that are computed beside it, and no noise is "
+                    "paid for that: the gate does not serve; use a model of torch's own layers, or another build of torch"
+                )
+
+
+def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Tensor, Tensor]:
+    """Normal features and targets 0, 1, 0, 1 ...; or features among which are NaN, infinities and the ends of the floats, and one absurd target."""
+    rng = np.random.default_rng(size + hostile)
+    numbers, y = rng.normal(size=(size, *like[0].shape[1:])), torch.arange(size) % 2
+    if hostile:
+        numbers = np.where(rng.random(numbers.shape) < 0.5, numbers, rng.choice([np.nan, np.inf, 3e38, 1e-40, 0.0, -3e38], numbers.shape))
+        y[-1] = 2**20
+    return torch.from_numpy(numbers).to(like[0].dtype), y.to(like[1].dtype)
+
+
+def _bits(rows: Rows, x: Tensor, y: Tensor, dim: int) -> Tensor:
+    values = computed(rows, x, y, dim)
+    return torch.where(values.isnan(), 0.0, values).view(torch.int64)

@@ -35,7 +35,8 @@ def audit(
 ) -> None:
     """Attacks the code that users run: what an adversary really learns about one record, next to what is claimed.
 
-    An alarm (exit code 1) means that the claim is refuted at confidence 1 - 1e-6 (1 - 1e-3 for --one-run).
+    Then it asks a deployed gate everything that a gate answers, and measures noise, coins, records and charges against the price.
+    An alarm (exit code 1) means that the claim is refuted at confidence 1 - 1e-6 (1 - 1e-8 for the deployed answers, 1 - 1e-3 for --one-run).
 
     Examples: `silodp audit` · `silodp audit --mutants` · `silodp audit --one-run --data wbcd --epsilon 6`
     """
@@ -63,25 +64,38 @@ def audit(
 
 
 def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: int, seed: int, folder: Path, *, as_json: bool) -> None:
-    from silodp.lab.audit import report
+    from silodp.lab.audit import report, report_answers
+    from silodp.lab.audit.claims import FACTOR
 
     rows = report.audit(algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, quiet=as_json)
-    report.write(rows, folder)
+    answers, failed = ([], {}) if algorithms else report_answers.answers()
+    report.write(rows, folder, answers)
     if as_json:
-        print(json.dumps({"rows": [{k: v for k, v in row.items() if k != "curve"} for row in rows], "folder": str(folder)}))
+        flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
+        print(json.dumps({"rows": flat, "answers": answers, "failed": failed, "folder": str(folder)}))
     else:
         out.print(report.table(rows))
         for gap in dict.fromkeys(row["gap"] for row in rows if row["gap"]):
             named = ", ".join(dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap))
             out.print(f"Below the claim must stay {named}: {gap}.")
-        out.print(f"Everything is in {folder}: audit.csv, curves.csv, audit.png, audit.svg.")
-    _leave(any(row["alarm"] for row in rows))
+        for row in rows:
+            if not row["sees"]:
+                out.print(
+                    f"Too weak to see it, were the noise that of a claim {FACTOR:g} times as large: {report.name_of(row)} at"
+                    f" {row['claimed_epsilon']:g}, from 2 x {row['runs']} runs."
+                )
+        if answers:
+            out.print(report_answers.table(answers))
+        for says in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:
+            out.print(f"ALARM: {says}", style="bold red")
+        out.print(f"Everything is in {folder}: audit.csv, curves.csv, audit.png, audit.svg{', answers.csv' if answers else ''}.")
+    _leave(any(row["alarm"] for row in [*rows, *answers]) or bool(failed))
 
 
 def _mutants(seed: int, *, as_json: bool) -> None:
     from silodp.lab.audit.mutants import examine_all
 
-    rows, shipped = examine_all(seed)
+    rows, shipped = examine_all(seed, quiet=as_json)
     caught = sum(row["caught"] for row in rows)
     if as_json:
         print(json.dumps({"rows": rows, "shipped": {"passes": not shipped, "caught_by": shipped}}))

@@ -1,16 +1,23 @@
-"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: sixteen of a silo, sixteen of a shuffle."""
+"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a silo, of a shuffle, and of every answer."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from silodp.lab.audit import mistakes, mistakes_shuffled
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from silodp.lab.audit import mistakes, mistakes_answers, mistakes_shuffled
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.probes import SIMULATION, Caught, Probe
+from silodp.lab.audit.probes_answers import ANSWERS
+from silodp.lab.audit.probes_batches import BATCHES
 from silodp.lab.audit.probes_deployed import DEPLOYMENT
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
+from silodp.lab.sweep import spread
 
 OF_A_SILO: dict[str, Pipeline] = {
     "per-layer clipping": replace(SOUND, answerer=mistakes.PerLayer),
@@ -50,45 +57,74 @@ OF_A_SHUFFLE: dict[str, Pipeline] = {
     "sum centred once": replace(SOUND, analysed=mistakes_shuffled.centres_once),
     "anchors noised as printed": replace(SOUND, calibrate_shuffled=mistakes_shuffled.anchors_as_printed, ledger=mistakes.NoFilter),
 }
-MUTANTS = OF_A_SILO | OF_A_SHUFFLE
-SILO_HALVES: list[tuple[set[str], dict[str, Probe]]] = [
-    ({"answerer", "gate", "ledger", "calibrate"}, SIMULATION),
-    ({"gate", "exact", "door", "reopen"}, DEPLOYMENT),
-]
-SHUFFLE_HALVES: list[tuple[set[str], dict[str, Probe]]] = [
+OF_ANSWERS: dict[str, Pipeline] = mistakes_answers.of_answers()
+MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_ANSWERS
+Halves = list[tuple[set[str], dict[str, Probe]]]
+SILO_HALVES: Halves = [({"answerer", "gate", "ledger", "calibrate"}, SIMULATION), ({"gate", "exact", "door", "reopen"}, DEPLOYMENT)]
+SHUFFLE_HALVES: Halves = [
     ({"ledger", "channel", "calibrate_shuffled"}, SHUFFLED_SIMULATION),
     ({"exact", "door", "analysed", "pool", "store"}, SHUFFLED_DEPLOYMENT),
 ]
+ANSWER_HALVES: Halves = [({"exact", "gate"}, ANSWERS | BATCHES)]
+GROUPS = ((OF_A_SILO, SILO_HALVES), (OF_A_SHUFFLE, SHUFFLE_HALVES), (OF_ANSWERS, ANSWER_HALVES))
+IN_MEMORY = Path("/dev/shm")
+"""Where silos are set up for a probe, if it is there: no probe is about a disk, and deployed ledgers wait for theirs."""
 
 
-def examine(pipeline: Pipeline, seed: int) -> dict[str, str]:
-    """Every probe that catches the pipeline, with what it says; nothing for a sound one.
-
-    A mutant's probes are those of the half, simulation or deployment, that it changes: the other half is the shipped one.
-    """
-    mutated = {name for name in vars(pipeline) if getattr(pipeline, name) is not getattr(SOUND, name)}
-    halves = [*SILO_HALVES, *SHUFFLE_HALVES] if not mutated else SHUFFLE_HALVES if pipeline in OF_A_SHUFFLE.values() else SILO_HALVES
+def probes_of(name: str | None) -> dict[str, Probe]:
+    """Those of the half, simulation or deployment, that the mutant changes: the other half is the shipped one. All for the shipped pipeline."""
     probes: dict[str, Probe] = {}
-    for parts, half in halves:
-        probes |= half if not mutated or mutated & parts else {}
-    found = {}
-    for name, probe in probes.items():
-        with tempfile.TemporaryDirectory() as folder:
+    for group, halves in GROUPS:
+        for parts, half in halves:
+            if name is None or (name in group and _changed(group[name]) & parts):
+                probes |= half
+    return probes
+
+
+def _changed(pipeline: Pipeline) -> set[str]:
+    return {part for part in vars(pipeline) if getattr(pipeline, part) is not getattr(SOUND, part)}
+
+
+def examine(name: str | None, seed: int, *, ignored: Collection[str] = (), probes: Collection[str] | None = None) -> dict[str, str]:
+    """Every probe (of these) that catches the shipped pipeline, or the first one that catches the mutant of this name, with what it says."""
+    found: dict[str, str] = {}
+    for probe, try_it in probes_of(name).items():
+        if probe in ignored or (probes is not None and probe not in probes):
+            continue
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None) as folder:
             try:
-                probe(pipeline, seed, Path(folder))
+                try_it(SOUND if name is None else MUTANTS[name], seed, Path(folder))
             except Caught as caught:
-                found[name] = str(caught)
+                found[probe] = str(caught)
+                if name is not None:
+                    break
     return found
 
 
-def examine_all(seed: int = 0) -> tuple[list[dict], dict[str, str]]:
-    """Rows {"mutant", "caught", "caught_by", "says"}, and the probes that alarm on the pipeline as shipped: there must be none.
+def _shipped(probe: str, seed: int) -> dict[str, str]:
+    return examine(None, seed, probes=[probe])
+
+
+def _mutant(name: str, seed: int, ignored: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    return name, examine(name, seed, ignored=ignored)
+
+
+def examine_all(seed: int = 0, *, quiet: bool = True) -> tuple[list[dict], dict[str, str]]:
+    """Rows {"mutant", "caught", "caught_by", "says"}, and the probes that alarm on the pipeline as shipped: there must be none. On all cores.
 
     A probe that alarms on the shipped pipeline proves nothing about a mutant, and does not count.
     """
-    shipped = examine(SOUND, seed)
-    rows = []
-    for name, pipeline in MUTANTS.items():
-        found = {probe: reason for probe, reason in examine(pipeline, seed).items() if probe not in shipped}
-        rows.append({"mutant": name, "caught": bool(found), "caught_by": ", ".join(found), "says": next(iter(found.values()), "")})
-    return rows, shipped
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    shipped: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
+    with Progress(*columns, disable=quiet) as bar:
+        task = bar.add_task("probes of the shipped pipeline", total=len(probes_of(None)))
+        for alarms in spread(_shipped, [(probe, seed) for probe in probes_of(None)]):
+            shipped |= alarms
+            bar.advance(task)
+        task = bar.add_task("mutants", total=len(MUTANTS))
+        for name, alarms in spread(_mutant, [(name, seed, tuple(shipped)) for name in MUTANTS]):
+            found[name] = alarms
+            bar.advance(task)
+    rows = [(name, found[name]) for name in MUTANTS]
+    return [{"mutant": n, "caught": bool(f), "caught_by": ", ".join(f), "says": next(iter(f.values()), "")} for n, f in rows], shipped

@@ -73,25 +73,32 @@ class Silo:
     """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is signed by the one key that may ask."""
 
     rule: Rule = GDP()
+    budget = BUDGET
+    statistics: tuple[str, ...] = ("Grad",)
+    samplings: tuple[str, ...] = ("FullBatch",)
+    held_out = 0.0
     shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
         """Twelve records, of which the first has this target: two silos with different targets are neighbours."""
-        folder.mkdir(parents=True)
-        self.pipeline, self._folder = pipeline, folder
-        self.problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
         x = torch.linspace(-1, 1, 12 * DIM).reshape(1, 12, DIM)
         y = torch.linspace(0.1, 1.2, 12)[None].clone()
         y[0, 0] = target
-        self.records = Records(x, y, (12,), ("silo",))
+        self.set_up(folder, pipeline, Problem(nn.Linear(DIM, 1, bias=False), squared_error), Records(x, y, (12,), ("silo",)))
+
+    def set_up(self, folder: Path, pipeline: Pipeline, problem: Problem, records: Records) -> None:
+        """Makes policy and ledger for these records, and opens the door."""
+        folder.mkdir(parents=True)
+        self.pipeline, self._folder, self.problem, self.records = pipeline, folder, problem, records
         self._key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's own server").digest())
         self.policy = Policy(
-            silo="silo", epsilon=BUDGET.epsilon, delta=BUDGET.delta, definition=definition_hash(self.problem), statistics=("Grad",),
-            samplings=("FullBatch",), clip=(1e-6, 1e6), minimum_noise_multiplier=1e-3, minimum_batch=1, maximum_local_steps=10,
+            silo="silo", epsilon=self.budget.epsilon, delta=self.budget.delta, definition=definition_hash(problem), statistics=self.statistics,
+            samplings=self.samplings, clip=(1e-6, 1e6), minimum_noise_multiplier=1e-9, minimum_batch=1, maximum_local_steps=10,
             queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(self._key.public_key().public_bytes_raw().hex(),),
         )  # fmt: skip
+        identity = Identity.of(records.x[0].numpy(), records.y[0].numpy())
         DurableLedger.create(
-            self.path, rule=self.rule, budget=BUDGET, records=12, identity=Identity.of(x[0].numpy(), y[0].numpy()), registry=self.registry
+            self.path, rule=self.rule, budget=self.budget, records=records.counts[0], identity=identity, registry=self.registry
         )
         self.restart()
 
@@ -107,7 +114,7 @@ class Silo:
         """A new process: everything that was only in memory is gone."""
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
-            more = {"registry": self.registry, "shuffling": self.shuffling}
+            more: dict[str, Any] = {"registry": self.registry, "shuffling": self.shuffling, "held_out": self.held_out}
             self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, **more)
 
     def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:

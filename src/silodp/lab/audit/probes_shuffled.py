@@ -18,18 +18,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy import stats
 from torch import Tensor
 
-from silodp.core.accounting import gdp_mu
 from silodp.core.box import Contribution, box_length, open_box, seal
 from silodp.core.codec import Sealed, decode_reply
 from silodp.core.errors import Refused
 from silodp.core.query import Grad, Query, Shuffled
 from silodp.core.relay import Passed, Request, decode_outcome, encode_request
 from silodp.core.totals import Totals
-from silodp.lab.audit.bounds import epsilon_of, gdp_lower
+from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Pipeline, Silo
 from silodp.lab.audit.probes import FALSE_ALARM, Caught, Probe
-from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals
+from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
 from silodp.shuffler.door import Door as ShufflerDoor
@@ -51,9 +50,10 @@ def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
-    mu = gdp_lower(*scores, FALSE_ALARM)
-    if mu > gdp_mu(case.budget):
-        raise Caught(f"totals tell neighbours apart as at epsilon {epsilon_of(mu, case.delta):.1f} or more; the claim is {case.epsilon:g}")
+    """Against what the shipped plan of this claim is worth at any delta."""
+    if refuted(*scores, claims_of(case, "shuffle", SOUND), FALSE_ALARM):
+        mu = gdp_fit(*scores)[0]
+        raise Caught(f"totals tell neighbours apart as at epsilon {epsilon_of(mu, case.delta):.1f}, about; the claim is {case.epsilon:g}")
 
 
 def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from scipy import stats
 
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
-from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, trade_off
-from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals
+from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
+from silodp.lab.audit.canary import neighbours
+from silodp.lab.audit.claims import FACTOR, Claims, of_plan
+from silodp.lab.audit.pipeline import SOUND
+from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.sweep import spread
@@ -78,7 +82,9 @@ def cases(algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = C
 
 
 def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
-    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, and the curve.
+    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether it would be at FACTOR times the claim, the curve.
+
+    Where the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon, delta) of the accountant's, at any delta.
 
     Deployed silos draw their coins one run at a time, so they have a quarter of the runs.
     """
@@ -86,18 +92,28 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     runs = max(100, runs // 4) if gate in ("deployed shuffle", "deployed counts") else runs
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
-    if isinstance(case.batches, FullBatch | DisjointBatches):
+    sees = True
+    if gate in ("simulated", "deployed") and isinstance(case.batches, FullBatch | DisjointBatches):
         lower, surely = (epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM))
+        alarm = surely > case.epsilon
     else:  # the claim is not one of Gaussian differential privacy
-        lower, surely = (epsilon_lower(first, second, case.delta, level) for level in (0.05, ALARM))
+        lower, held = epsilon_lower(first, second, case.delta, 0.05), _claims(case, gate)
+        alarm = refuted(first, second, held, ALARM)
+        sees = refuted(*_scores(replace(case, epsilon=FACTOR * case.epsilon), gate, runs, seed + 3 * runs), held, ALARM)
     alarms, misses = trade_off(first, second)
     return {
         "algorithm": case.algorithm, "sampling": _words(case), "gate": gate, "claimed_epsilon": case.epsilon, "delta": case.delta,
         "empirical_epsilon": epsilon_of(mu, case.delta), "confidence": 0.95, "lower_bound": lower,
         "fit_interval": [epsilon_of(mu + z * error, case.delta) for z in (-1.96, 1.96)], "runs": runs, "mu": mu,
-        "claimed_mu": gdp_mu(case.budget), "alarm": surely > case.epsilon, "gap": case.gap, "seconds": round(time.monotonic() - began, 1),
+        "claimed_mu": gdp_mu(case.budget), "alarm": alarm, "sees": sees, "gap": case.gap, "seconds": round(time.monotonic() - began, 1),
         "curve": {"false_alarm": alarms.tolist(), "miss": misses.tolist()},
     }  # fmt: skip
+
+
+def _claims(case: Case, gate: str) -> Claims:
+    if gate == "simulated":
+        return of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
+    return claims_of(case, gate, SOUND)
 
 
 def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +149,7 @@ def audit(
 ) -> list[dict[str, Any]]:
     """All rows, on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}
-    tasks = [(i, case, gate, runs, seed + 3 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons))]
+    tasks = [(i, case, gate, runs, seed + 6 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons))]
     with Progress(TextColumn("attacks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), disable=quiet) as bar:
         task = bar.add_task("attacks", total=len(tasks))
         for index, row in spread(_task, sorted(tasks, key=lambda t: t[1].gap == "")):  # the slow ones first: they calibrate for seconds
@@ -166,15 +182,18 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return drawn
 
 
-def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json."""
+def write(rows: Sequence[dict[str, Any]], folder: Path, answers: Sequence[dict[str, Any]] = ()) -> None:
+    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and answers.csv where there are any."""
     make_folder(folder)
     flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
-    (folder / "audit.json").write_text(json.dumps({"rows": flat}, indent=1) + "\n")
-    with (folder / "audit.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(flat[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+    (folder / "audit.json").write_text(json.dumps({"rows": flat, "answers": list(answers)}, indent=1) + "\n")
+    for name, kept in (("audit.csv", flat), ("answers.csv", answers)):
+        if not kept:
+            continue
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(kept[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
     with (folder / "curves.csv").open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(("algorithm", "sampling", "gate", "claimed_epsilon", "false_alarm", "miss"))

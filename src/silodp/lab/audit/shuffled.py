@@ -3,7 +3,7 @@
 It runs the code that users run: in simulation calibrate_shuffled, ShuffledFederation, ThroughShuffler, Gate, MemoryLedger and Simulated;
 of a deployment the silos' own arithmetic (Exact) and the shuffler's choice and addition (Pool), without seals. The attacker knows every
 record but one, and projects what it sees on the direction in which that one pulls. Sums of thousands of coins are close to Gaussian, so
-the scores are read like those of `transcript`: as a separation mu, which epsilon_of turns into an epsilon.
+their separation, read as a mu, is an estimate; a claim is refuted by counting alone (`bounds.refuted`), since binomial noise has no mu.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from silodp.core import shuffle
+from silodp.core.binomial import BinomialSum
 from silodp.core.box import Contribution
 from silodp.core.query import Gaussian, Grad, Query, Shuffled
 from silodp.core.relay import Request
+from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.transcript import CLIP, Case, Stage, no_partition, played
@@ -46,6 +48,21 @@ def plan_of(case: Case, counts: Sequence[int], pipeline: Pipeline) -> Plan:
     plan = pipeline.calibrate_shuffled(case.run(), mechanisms, [case.budget], counts, Everyone(len(counts)), **shape)
     noisy = {k: replace(m, levels=int(m.levels), noise_bits=int(m.noise_bits)) for k, m in plan.mechanisms.items()}
     return replace(plan, mechanisms=noisy)
+
+
+def claims_of(case: Case, gate: str, pipeline: Pipeline) -> claims.Claims:
+    """What the accountant of binomial noise says of the totals that the server sees, or of the counts that the shuffler does."""
+    dimension = canary_problem().dim
+    if gate == "deployed counts":
+        coins = _own_coins(case)
+        release = BinomialSum(RECORDS * coins.noise_bits, coins.p, coins.levels, dimension)
+        return claims.of_totals([(release, len(POINTS[: int(case.settings["rounds"])]))], case.budget)
+    return claims.of_totals(claims.totals_of(plan_of(case, (RECORDS,) * SILOS, pipeline), dimension), case.budget)
+
+
+def _own_coins(case: Case) -> shuffle.Parameters:
+    rounds = len(POINTS[: int(case.settings["rounds"])])
+    return shuffle.numerical(RECORDS, canary_problem().dim, case.epsilon, case.delta, rounds=rounds)
 
 
 # --- simulation -------------------------------------------------------------------------------------------------------------------
@@ -122,7 +139,7 @@ def attack_totals(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple
 def attack_counts(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
     """What the shuffler sees of one silo, whose own coins are as many as make the claim its local epsilon."""
     points = POINTS[: int(case.settings["rounds"])]
-    coins = shuffle.numerical(RECORDS, canary_problem().dim, case.epsilon, case.delta, rounds=len(points))
+    coins = _own_coins(case)
     mechanism = Shuffled("minibatch", CLIP, coins.levels, coins.noise_bits, RECORDS, coins.p)
     return _scores([Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)], runs)
 

@@ -1,0 +1,263 @@
+"""Every statistic, mechanism and sampling that a gate answers, each as a question to one deployed silo whose exact answer is known.
+
+The list is made from the types of `core.query` and the gate's own checks: what a gate does not refuse is a row of the audit. A statistic, a
+mechanism or a sampling without an example stops the audit with a sentence, so none can be added and forgotten.
+
+The silo: 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k pulls at two coordinates of its own, in the
+middle; all others see noise alone, whatever batch was drawn. Three records of four are steep (longer than the clip, wherever w goes).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor, nn
+
+from silodp.core import query as q
+from silodp.core.accounting import Budget, Renyi
+from silodp.core.box import open_box
+from silodp.core.codec import Answer, decode_reply
+from silodp.core.errors import Refused
+from silodp.core.losses import logistic
+from silodp.core.problem import Problem
+from silodp.core.query import Gaussian, LocalSteps, Query, Score, Shuffled
+from silodp.core.totals import Totals
+from silodp.lab.audit.pipeline import Pipeline, Silo
+from silodp.silo.exact import Exact
+from silodp.silo.gate import check
+from silodp.silo.heldout import held_out, split_records
+from silodp.silo.policy import Shuffling
+from silodp.silo.records import Records
+from silodp.silo.simulated import Simulated
+
+N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
+STEP, STEPS = 1e-3, 3
+CROWD = 2**20
+"""Records whose noise a shuffled question counts on: the price is of all, the noise in a box of 24."""
+
+
+def _point(features: int, seed: int) -> Tensor:
+    return 0.01 * torch.randn(1, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+EXAMPLES: dict[type, Callable[[int], Any]] = {
+    q.Grad: lambda d: q.Grad(_point(d, 1)),
+    q.GradDiff: lambda d: q.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
+    q.LocalSteps: lambda d: q.LocalSteps(_point(d, 1), STEPS, STEP),
+    q.SteeredSteps: lambda d: q.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
+    q.Histogram: lambda d: q.Histogram(torch.tensor([0.5]), d),
+    q.Moments: lambda d: q.Moments(torch.full((d,), -2.0), torch.full((d,), 5.0)),
+    q.Score: lambda d: q.Score(_point(d, 1), min(q.MAX_BINS, d), 8.0),
+    q.ClassCounts: lambda d: q.ClassCounts(max(2, d)),
+    q.MissingRates: lambda d: q.MissingRates(d),
+}
+"""A statistic of each type, over so many features."""
+SAMPLINGS: dict[type, q.Sampling] = {
+    q.FullBatch: q.FullBatch(),
+    q.DisjointBatches: q.DisjointBatches(3, 1),
+    q.Poisson: q.Poisson(0.45),
+    q.WithoutReplacement: q.WithoutReplacement(0.5),
+}
+
+
+def _gaussian(clip: float, sampling: q.Sampling, loud: bool) -> Gaussian:
+    return Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling)
+
+
+def _shuffled(clip: float, sampling: q.Sampling, loud: bool) -> Shuffled:
+    return Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling)
+
+
+MECHANISMS: dict[type, Callable[[float, q.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled}
+"""A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little that what it hides can be read."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination that a gate answers."""
+
+    statistic: type
+    mechanism: type
+    sampling: type
+
+    def __str__(self) -> str:
+        return f"{self.statistic.__name__}, {self.mechanism.__name__}, {self.sampling.__name__}"
+
+    def query(self, *, loud: bool = True, features: int = FEATURES, sampling: q.Sampling | None = None) -> Query:
+        statistic = _example(EXAMPLES, self.statistic)(features)
+        clip = getattr(statistic, "norm", 1.0)
+        made = _example(MECHANISMS, self.mechanism)(clip, sampling or _example(SAMPLINGS, self.sampling), loud)
+        return Query(statistic, made)
+
+    def of(self, query: Query) -> bool:
+        return (type(query.statistic), type(query.mechanism), type(query.mechanism.sampling)) == (
+            self.statistic,
+            self.mechanism,
+            self.sampling,
+        )
+
+    @property
+    def steps(self) -> int:
+        return STEPS if issubclass(self.statistic, LocalSteps) else 1
+
+
+def _example(of: dict[type, Any], kind: type) -> Any:
+    if kind not in of:
+        raise AssertionError(
+            f"{kind.__name__} has no example in the audit (lab/audit/answers.py); a gate must not answer what nobody audits"
+        )
+    return of[kind]
+
+
+@functools.cache
+def answerable() -> tuple[Row, ...]:
+    """Every combination of the question port's types that the gate and the deployed answerer let through."""
+    problem, records = world()
+    exact = Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT)
+    rows = []
+    for kinds in itertools.product(get_args(q.Statistic), get_args(q.Mechanism), get_args(q.Sampling)):
+        row = Row(*kinds)
+        query = row.query()
+        try:
+            check(query, problem.dim, [N])
+            exact.check(query)
+        except Refused:
+            continue
+        rows.append(row)
+    return tuple(rows)
+
+
+# --- the silo -------------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def world() -> tuple[Problem, Records]:
+    x = torch.zeros(1, N, FEATURES, dtype=torch.float64)
+    for k in range(N):
+        x[0, k, FIRST + 2 * k : FIRST + 2 * k + 2] = torch.tensor([3.0, 4.0], dtype=torch.float64) * (0.05 if k % 4 == 3 else 100.0)
+    missing = torch.rand(1, N, FEATURES, generator=torch.Generator().manual_seed(4)) < 0.2
+    missing &= x == 0  # what is missing was filled in with zero, and pulls at nothing
+    y = torch.arange(N)[None] % 3 % 2
+    return Problem(nn.Linear(FEATURES, 1, bias=False), logistic), Records(x, y, (N,), ("silo",), missing)
+
+
+def own_part(query: Query) -> np.ndarray:
+    """(n,) bool: the records that this question is about."""
+    held = held_out(N, HELD_OUT)
+    return held if isinstance(query.statistic, Score) else ~held
+
+
+def divisor(query: Query) -> float:
+    """What the answer divides by: the expected number of records of its part in a batch."""
+    return query.mechanism.sampling.batch(N) * int(own_part(query).sum()) / N
+
+
+@functools.cache
+def _sums(statistic: type) -> Tensor:
+    """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
+    problem, records = world()
+    query = Row(statistic, Gaussian, q.FullBatch).query()
+    if issubclass(statistic, LocalSteps):
+        query = replace(query, statistic=q.Grad(query.statistic.w))  # type: ignore[union-attr]
+    training, held = split_records(records, HELD_OUT)
+    part = held if issubclass(statistic, Score) else training
+    part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
+    mechanism = replace(query.mechanism, noise_multiplier=0.0)
+    return Simulated(problem, part, [0]).answer(replace(query, mechanism=mechanism), [0])[0, 0].double() * part.counts[0]
+
+
+def exact_sum(row: Row) -> Tensor:
+    return _sums(row.statistic)
+
+
+def known(row: Row) -> Tensor:
+    """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at which nobody pulls.
+
+    Of local steps the same: where records pull, a step's noise moves the next step's gradient.
+    """
+    total = exact_sum(row)
+    if issubclass(row.sampling, q.FullBatch) and row.steps == 1:
+        return torch.ones_like(total, dtype=torch.bool)
+    return total == 0
+
+
+def own_coordinates(k: int) -> slice:
+    return slice(FIRST + 2 * k, FIRST + 2 * k + 2)
+
+
+class Free:
+    """A ledger that lets everything pass."""
+
+    def charge(self, event: object, silos: object) -> None:
+        pass
+
+
+SEAL = X25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's shuffler of answers").digest())
+
+
+class Answering(Silo):
+    """A deployed silo that answers every row: policy, durable ledger and door, with a budget that does not end."""
+
+    statistics = tuple(kind.__name__ for kind in get_args(q.Statistic))
+    samplings = tuple(kind.__name__ for kind in get_args(q.Sampling))
+    held_out = HELD_OUT
+    budget = Budget(1e12, 1e-5)
+
+    def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
+        self.rule = Totals.for_budget(self.budget) if mechanism is Shuffled else Renyi(2.0)
+        pseudonym = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's pseudonym").digest())
+        self.shuffling = Shuffling(SEAL.public_key().public_bytes_raw().hex(), "pseudonym.key", CROWD, 0), pseudonym
+        self._asked = 0
+        self.set_up(folder, pipeline, *world())
+
+    def put(self, query: Query) -> Tensor:
+        """(d,) float64: the answer to a new question, out of the box where it is for a shuffler. AssertionError if there is a refusal."""
+        self._asked += 1
+        name = f"q{self._asked}"
+        reply = decode_reply(self.handle(self.frame(name, query, name)), limit=2**24)
+        if not isinstance(query.mechanism, Shuffled):
+            assert isinstance(reply, Answer), f"the gate refused ({reply})"
+            return reply.value[0].double()
+        assert hasattr(reply, "box"), f"the gate refused ({reply})"
+        contribution, _ = open_box(reply.box, self.envelope(name, query, name).shuffle_round, SEAL)  # type: ignore[union-attr]
+        return torch.from_numpy(contribution.counts.astype(np.float64))
+
+    def direct(self, query: Query) -> Tensor:
+        """The same by the same gate and answerer, without frame and ledger: a hundred answers take as long as one at the door."""
+        with self.pipeline.planted():
+            gate = self.pipeline.gate(self.door._exact, Free(), dim=FEATURES, counts=[N])
+            return gate.answer(query, [0]).value[0, 0].double()
+
+    def charged(self) -> dict[str, Any]:
+        """Event and amount of the last charge on disk."""
+        last = [entry for entry in self.ledger.entries() if entry.act == "charge"][-1]
+        return {"event": json.loads(last.event), "amount": last.amount}
+
+
+def std_of(row: Row, query: Query) -> float:
+    """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip / divisor; local steps add theirs up."""
+    m = query.mechanism
+    assert isinstance(m, Gaussian)
+    std = float(m.noise_multiplier) * 2 * float(m.clip) / divisor(query)
+    return std * STEP * math.sqrt(STEPS) if row.steps > 1 else std
+
+
+def centre_of(row: Row, query: Query) -> Tensor:
+    """(d,): the exact answer on the coordinates that are `known`, of a Gaussian mechanism."""
+    mean = exact_sum(row) / divisor(query)
+    if row.steps == 1:
+        return mean
+    drift = query.statistic.drift[0] if isinstance(query.statistic, q.SteeredSteps) else 0.0
+    return -STEP * STEPS * (mean + drift)

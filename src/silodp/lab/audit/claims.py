@@ -1,0 +1,45 @@
+"""What a plan claims at other deltas than its budget's: the accountant's own epsilon for each, of the same releases.
+
+An attack with thousands of runs cannot see an epsilon of 6 at a delta of 1e-5, whose events are too rare to count. At a delta of a tenth it
+sees the same noise well. All claims follow from the one price, so an attack that refutes any of them refutes the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from silodp.core.accounting import Budget, budget_array
+from silodp.core.binomial import BinomialSum, epsilon
+from silodp.core.query import DisjointBatches, Shuffled
+from silodp.server.plan import Plan
+
+DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
+FACTOR = 1.5
+"""A row has power if it alarms where the noise is that of a claim so many times as large."""
+
+Claims = list[tuple[float, float]]
+
+
+def of_plan(plan: Plan, budget: Budget) -> Claims:
+    """(epsilon, delta) of Gaussian releases on any batches, by the plan's own rule; the largest over the silos."""
+    found = [(budget.epsilon, budget.delta)]
+    for delta in DELTAS:
+        at = replace(plan, budgets=budget_array([Budget(budget.epsilon, delta)] * plan.budgets.shape[-1])[None])
+        found.append((max(0.0, float(at.spent().max())), delta))
+    return found
+
+
+def of_totals(releases: Sequence[tuple[BinomialSum, int]], budget: Budget) -> Claims:
+    """(epsilon, delta) of binomial noise, by its own accountant: it is not Gaussian, so no mu stands for it."""
+    return [(budget.epsilon, budget.delta), *((epsilon(releases, delta), delta) for delta in DELTAS)]
+
+
+def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
+    """The totals that one record pays for: all of a kind on full batches, one of each partition."""
+    found = []
+    for kind, m in plan.mechanisms.items():
+        assert isinstance(m, Shuffled)
+        count = 1 if isinstance(m.sampling, DisjointBatches) else plan.count(kind, 0)
+        found.append((BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count))
+    return found

@@ -1,0 +1,263 @@
+"""What an examiner tries on every row of `answers`, at the door of a deployed silo: its noise, its records, its price, its reach, its batches.
+
+The noise is from the operating system, so there is no seed to fix: each statistical probe has a false-alarm rate of RATE over all rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from silodp.core.losses import logistic
+from silodp.core.problem import Problem
+from silodp.core.query import (
+    DisjointBatches,
+    Event,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    LocalSteps,
+    Query,
+    Score,
+    Shared,
+    Shuffled,
+    SteeredSteps,
+)
+from silodp.lab.audit import normal
+from silodp.lab.audit.answers import (
+    CROWD,
+    N,
+    STEP,
+    Answering,
+    Free,
+    Row,
+    answerable,
+    centre_of,
+    divisor,
+    exact_sum,
+    known,
+    own_coordinates,
+    own_part,
+    std_of,
+)
+from silodp.lab.audit.pipeline import Pipeline
+from silodp.lab.audit.probes import Caught, Probe
+from silodp.silo.chain import plain
+from silodp.silo.exact import lattice_step
+from silodp.silo.heldout import held_out
+from silodp.silo.records import Records
+
+RATE = 1e-8
+RELEASES = 8
+SURELY = 9.0
+"""Standard deviations: one of a million normals is farther out with probability 2e-13."""
+
+
+def _silos(pipeline: Pipeline, folder: Path) -> Iterator[tuple[Row, Answering]]:
+    """Every row, with a silo that answers it."""
+    silos: dict[type, Answering] = {}
+    for row in answerable():
+        if row.mechanism not in silos:
+            silos[row.mechanism] = Answering(folder / f"noise-{row.mechanism.__name__}", pipeline, row.mechanism)
+        yield row, silos[row.mechanism]
+
+
+# --- noise ----------------------------------------------------------------------------------------------------------------------------
+
+
+def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
+    """(releases, coordinates): the noise of as many answers, the first at the door; standard normal where it is what the price says."""
+    query, at = row.query(), known(row)
+    values = torch.stack([silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]).numpy()
+    if isinstance(query.mechanism, Shuffled):
+        m = query.mechanism
+        batch = int(m.sampling.batch(N))
+        clear = (exact_sum(row)[at].numpy() == 0).nonzero()[0]  # where records pull, rounding adds a coin of its own
+        return normal.from_binomial(values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0)
+    return (values - centre_of(row, query)[at].numpy()) / std_of(row, query)
+
+
+def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """Of every answer that a gate gives: the noise is as large as its price says, Gaussian or binomial, and new in every coordinate and release.
+
+    16,000 draws of a row (8,000 of a Score): 10 per cent too little or too much are seen with probability 0.9999.
+    """
+    for row, silo in _silos(pipeline, folder):
+        normal.look(noise_of(row, silo), str(row), RATE / len(answerable()))
+
+
+def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """Of every single Gaussian answer: it lies on the lattice that the query alone decides, and uses all of it."""
+    for row, silo in _silos(pipeline, folder):
+        if row.mechanism is not Gaussian or row.steps > 1:
+            continue
+        query = row.query()
+        gamma, scale = lattice_step(float(query.mechanism.clip), query.statistic.shape[-1]), divisor(query)
+        values = torch.stack([silo.direct(query) for _ in range(4)]).numpy()
+        whole = np.rint(values * scale / gamma)
+        if off := int((gamma * whole / scale != values).sum()):
+            raise Caught(f"{row}: {off} released numbers are not on the public lattice")
+        normal.low_bits(whole.astype(np.int64), str(row), RATE / len(answerable()))
+
+
+# --- records and price ----------------------------------------------------------------------------------------------------------------
+
+
+def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
+    """(n,): how often each record is in an answer with next to no noise, by the coordinates of its own; -1 where that cannot be seen.
+
+    Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in local steps: their gradients change on the way.
+    """
+    m, total = query.mechanism, exact_sum(row)
+    if isinstance(m, Shuffled):
+        batch = int(m.sampling.batch(N))
+        sums = (value - batch * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels)
+        blur = 2 / m.levels * math.sqrt(batch * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
+    else:
+        drift = query.statistic.drift[0] if isinstance(query.statistic, SteeredSteps) else 0.0
+        steps = -value / STEP - row.steps * drift if row.steps > 1 else value
+        sums, blur = steps * divisor(query), 2 * float(m.noise_multiplier) * math.sqrt(row.steps)
+    counted, rest = np.full(N, -1), sums.clone()
+    for k in np.flatnonzero(own_part(query)):
+        at, own = own_coordinates(int(k)), total[own_coordinates(int(k))]
+        if row.steps > 1 and k % 4 == 3:
+            rest[at] = 0.0
+        elif float(own.norm()) > 3 * SURELY * blur:
+            counted[k] = round(float((sums[at] @ own) / (own @ own)))
+            rest[at] -= counted[k] * own
+    if float(rest.abs().max()) > SURELY * blur + 1e-3:
+        raise Caught(f"{row}: {float(rest.abs().max()):.3g} of a clip is in the answer that no record of its part can have put there")
+    if counted.min() < -1 or counted.max() > row.steps:
+        raise Caught(f"{row}: a record is in the answer {counted.max()} times")
+    return counted
+
+
+def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """In every answer is each record of its part and batch once, as long as its clip, and nobody else; it is charged for what was asked.
+
+    With next to no noise, where tolerances are 9 standard deviations.
+    """
+    for row, silo in _silos(pipeline, folder):
+        query = row.query(loud=False)
+        value = silo.put(query)
+        _check_charge(row, query, silo)
+        if not issubclass(row.statistic, Grad | GradDiff | LocalSteps):
+            off = float((value - centre_of(row, query)).abs().max()) / std_of(row, query)
+            if off > SURELY:
+                raise Caught(f"{row}: the answer is not the mean over the records of its part, by {off:.3g} times its noise")
+            continue
+        seen = times(row, query, value)
+        seen_are = seen >= 0
+        if row.sampling is FullBatch:
+            if not (seen[seen_are] == row.steps).all():
+                raise Caught(f"{row}: somebody is missing in a full batch")
+        elif row.sampling is DisjointBatches:
+            _check_partition(row, query, silo, seen)
+        else:
+            draws = [times(row, query, silo.direct(query))[seen_are] for _ in range(8)]
+            if all((draw == draws[0]).all() for draw in draws):
+                raise Caught(f"{row}: eight questions get the same batch")
+
+
+def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) -> None:
+    def batch(index: int, name: str = "run", *, at_door: bool = False) -> np.ndarray:
+        asked = replace(query, mechanism=replace(query.mechanism, sampling=DisjointBatches(3, index, name)))
+        return times(row, asked, (silo.put if at_door else silo.direct)(asked))
+
+    batches = np.stack([batch(i) for i in range(3)])
+    visible = seen >= 0
+    if not (batches[:, visible].sum(0) == row.steps).all() or not np.isin(batches[:, visible], (0, row.steps)).all():
+        raise Caught(f"{row}: a record is in two batches of a partition, or in none")
+    silo.restart()
+    if not (batch(1, at_door=True) == seen).all() or not (batches[1] == seen).all():
+        raise Caught(f"{row}: asked again, a batch has other records; a partition must never be drawn anew")
+    if all((batch(1, name) == seen).all() for name in ("second", "third")):
+        raise Caught(f"{row}: partitions of other names are the same")
+
+
+def _check_charge(row: Row, query: Query, silo: Answering) -> None:
+    m, count = query.mechanism, row.steps
+    event: Event | Shared
+    if isinstance(m, Shuffled):
+        event = Shared(m.sampling, m.levels, m.noise_bits, m.p, CROWD, query.statistic.shape[-1], count)
+    else:
+        event = Event(m.sampling, m.noise_multiplier, count)
+    asked, charged = plain(event), silo.charged()
+    if not asked.items() <= charged["event"].items():
+        raise Caught(f"{row}: charged is {charged['event']}, but asked was {asked}")
+    amount = float(silo.rule.price(event, np.asarray(N))[1])
+    if charged["amount"] < amount * (1 - 1e-9):
+        raise Caught(f"{row}: charged is {charged['amount']:.4g}, but the price is {amount:.4g}")
+
+
+# --- reach ----------------------------------------------------------------------------------------------------------------------------
+
+
+def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """Whatever one record holds, it moves no sum by more than twice the clip; and it moves nothing that its part is not asked about."""
+    n, features = 6, 8
+    problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
+    for row in answerable():
+        if row.sampling is not FullBatch:
+            continue
+        query = row.query(loud=False, features=features)
+        for part, limit in ((held, 1.0), (~held, 0.0)) if row.statistic is Score else ((~held, 1.0), (held, 0.0)):
+            sums = []
+            for records in _variants(n, features, int(np.flatnonzero(part)[0])):
+                exact = pipeline.exact(problem, records, partition=lambda name, batches: np.arange(n), held_out_share=0.4)
+                value = pipeline.gate(exact, Free(), dim=features, counts=[n]).answer(query, [0]).value[0, 0].double()
+                sums.append(_as_sum(row, query, value, n, held))
+            blur = _blur(row, query, n)
+            clip, far = float(query.mechanism.clip), float(torch.cdist(torch.stack(sums), torch.stack(sums)).max())
+            if not far <= limit * row.steps * 2 * clip * 1.001 + SURELY * blur * math.sqrt(2 * len(sums[0])):
+                raise Caught(f"{row}: one record moves the sum by {far / clip:.4g} clips; at most {2 * limit * row.steps:g} are paid for")
+
+
+def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
+    m = query.mechanism
+    if isinstance(m, Shuffled):
+        return value * (2 / m.levels) * float(m.clip)
+    return (value / STEP if row.steps > 1 else value) * int((held if row.statistic is Score else ~held).sum())
+
+
+def _blur(row: Row, query: Query, n: int) -> float:
+    m = query.mechanism
+    if isinstance(m, Shuffled):
+        return 2 / m.levels * float(m.clip) * math.sqrt(n * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
+    return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
+
+
+def _variants(n: int, features: int, at: int) -> Iterator[Records]:
+    """Data sets that differ in the record at this place: from nothing to NaN, one way and the other, missing or there."""
+    base = torch.randn(1, n, features, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    ones = torch.ones(features, dtype=torch.float64)
+    kinds = [
+        (0 * ones, 0),
+        (1e3 * ones, 0),
+        (1e3 * ones, 1),
+        (-1e3 * ones, 0),
+        (1e30 * ones, 1),
+        (math.nan * ones, 0),
+        (math.inf * ones, 1),
+    ]
+    kinds += [(-1e3 * ones, 5), (ones, -3), (1e3 * ones * (torch.arange(features) % 2), 1)]
+    for (x, y), gone in itertools.product(kinds, (False, True)):
+        features_of, labels, missing = base.clone(), torch.arange(n)[None] % 2, torch.zeros(1, n, features, dtype=torch.bool)
+        features_of[0, at], labels[0, at], missing[0, at] = x, y, gone
+        yield Records(features_of, labels, (n,), ("silo",), missing)
+
+
+ANSWERS: dict[str, Probe] = {
+    "noise of every answer": noise_of_every_answer,
+    "records and price of every answer": records_and_price_of_every_answer,
+    "reach of every answer": reach_of_every_answer,
+    "lattice of every answer": lattice_of_every_answer,
+}

@@ -16,7 +16,7 @@ from scipy import stats
 from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
 from silodp.core.query import Poisson
-from silodp.lab.audit import bounds, mutants, onerun, report
+from silodp.lab.audit import bounds, mutants, onerun, report, report_answers
 from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.probes import SIMULATION, Caught
 from silodp.lab.audit.probes_deployed import DEPLOYMENT, impossible
@@ -161,7 +161,7 @@ CAUGHT_BY = {
 def test_there_are_sixteen_mutants_of_a_silo():
     assert len(mutants.OF_A_SILO) == 16
     assert mutants.OF_A_SILO.keys() == CAUGHT_BY.keys()
-    assert len(mutants.MUTANTS) == 16 + len(mutants.OF_A_SHUFFLE)
+    assert len(mutants.MUTANTS) == 16 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_ANSWERS) == 76
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
@@ -171,17 +171,19 @@ def test_every_mutant_is_caught_by_the_probe_that_is_made_for_it(name, tmp_path)
 
 
 def test_what_the_examiner_reports_is_what_the_probes_say():
-    found = mutants.examine(mutants.MUTANTS["retry with fresh noise"], seed=0)
+    found = mutants.examine("retry with fresh noise", seed=0)
     assert found == {"retries": "the same query asked again gets another answer"}
 
 
 @pytest.mark.parametrize("seed", range(20 if LONG else 3))
 def test_the_pipeline_as_shipped_passes_every_probe(seed):
-    assert mutants.examine(SOUND, seed * 10_000) == {}
+    probes = [name for name in mutants.probes_of(None) if LONG or name not in mutants.ANSWERS | mutants.BATCHES]  # in test_audit_answers
+    assert mutants.examine(None, seed * 10_000, probes=probes) == {}
 
 
 def test_a_probe_that_alarms_on_the_shipped_pipeline_does_not_count(monkeypatch):
-    monkeypatch.setattr(mutants, "examine", lambda pipeline, seed: {"broken": "always"})
+    monkeypatch.setattr(mutants, "spread", lambda work, tasks: (work(*task) for task in tasks))
+    monkeypatch.setattr(mutants, "examine", lambda name, seed, ignored=(), probes=None: {} if ignored else {"broken": "always"})
     rows, shipped = mutants.examine_all()
     assert shipped == {"broken": "always"}
     assert not any(row["caught"] for row in rows)
@@ -258,10 +260,29 @@ def test_audit_prints_rows_and_fills_a_run_folder(silodp, tmp_path):
 def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
     row = report.row_of(Case("prox-sgd", 6.0, {"rounds": 2}), "simulated", 100, 0) | {"alarm": True}
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row])
+    monkeypatch.setattr(report_answers, "answers", lambda: ([], {}))
     assert silodp("audit")[0] == 1
+    monkeypatch.setattr(report, "audit", lambda *words, **more: [row | {"alarm": False}])
+    assert silodp("audit")[0] == 0
+    monkeypatch.setattr(report_answers, "answers", lambda: ([], {"a probe": "something is wrong"}))
+    assert silodp("audit")[0] == 1
+    answer = {
+        "statistic": "Grad",
+        "mechanism": "Gaussian",
+        "sampling": "FullBatch",
+        "noise": (1.0, 0.9, 1.1),
+        "coins": None,
+        "says": "half",
+    }
+    for alarm in (False, True):
+        monkeypatch.setattr(report_answers, "answers", lambda alarm=alarm: ([answer | {"alarm": alarm}], {}))
+        code, out, _ = silodp("audit")
+        assert code == int(alarm)
+        assert "Grad, Gaussian, FullBatch" in out
+        assert ("ALARM: half" in out) == alarm
     good = {"mutant": "m", "caught": True, "caught_by": "p", "says": "s"}
     for rows, shipped, code in (([good], {}, 0), ([good | {"caught": False}], {}, 1), ([good], {"p": "s"}, 1)):
-        monkeypatch.setattr(mutants, "examine_all", lambda seed, rows=rows, shipped=shipped: (rows, shipped))
+        monkeypatch.setattr(mutants, "examine_all", lambda seed, quiet, rows=rows, shipped=shipped: (rows, shipped))
         assert silodp("audit", "--mutants")[0] == code
         assert json.loads(silodp("audit", "--mutants", "--json")[1])["rows"] == rows
 

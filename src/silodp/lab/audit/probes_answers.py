@@ -34,10 +34,10 @@ from silodp.core.query import (
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import (
     CROWD,
-    N,
     STEP,
     Answering,
     Free,
+    N,
     Row,
     answerable,
     centre_of,

@@ -92,8 +92,8 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int) -
     for size in sorted(sizes):
         plain, hostile = (_made_up(like, size, bad) for bad in (False, True))
         alone = _bits(rows, *plain, dim)
-        for parity in (0, 1):  # half of the places keep what they hold, then the other half
-            mine = torch.arange(size) % 2 == parity
+        half = torch.from_numpy(np.random.default_rng(size).random(size) < 0.5)
+        for mine in (half, ~half):  # some places keep what they hold, then the others do
             mixed = [torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True)]
             if not torch.equal(_bits(rows, *mixed, dim)[mine], alone[mine]):
                 raise BadInput(
@@ -104,7 +104,7 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int) -
 
 def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Tensor, Tensor]:
     """Normal features and targets 0, 1, 0, 1 ...; or features among which are NaN, infinities and the ends of the floats, and one absurd target."""
-    rng = np.random.default_rng(size + hostile)
+    rng = np.random.default_rng([size, hostile])
     numbers, y = rng.normal(size=(size, *like[0].shape[1:])), torch.arange(size) % 2
     if hostile:
         numbers = np.where(rng.random(numbers.shape) < 0.5, numbers, rng.choice([np.nan, np.inf, 3e38, 1e-40, 0.0, -3e38], numbers.shape))

@@ -69,7 +69,7 @@ def test_without_the_public_weights_the_rare_class_is_lost(silodp, trial):
 def test_a_project_gives_defaults_and_the_command_line_wins(silodp, trial):
     words = ("--rounds", 2, "--model", "logistic", "--epsilon", 1, "--silo", "trial/data/west.csv", "--json")
     summary = json.loads(silodp("train", "--project", "trial", *words)[1])
-    assert (summary["releases"], summary["parameters"], [s["epsilon"] for s in summary["silos"]]) == (2, 14, [1.0])
+    assert (summary["questions"], summary["parameters"], [s["epsilon"] for s in summary["silos"]]) == (2, 14, [1.0])
 
 
 def test_what_is_written_is_for_the_owner_alone_and_never_written_over(silodp, trial):

@@ -89,7 +89,7 @@ def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path)
     for epsilon in (0.5, 0.6, 0.7):
         printed = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False).stdout
         silos = json.loads((folder / "spent.json").read_text())["silos"]
-        shown = re.findall(r"epsilon (\S+) for this; (\S+) in all at delta (\S+)\.\n", printed)
+        shown = re.findall(r"epsilon (\S+) for this evaluation;.* together (\S+) at delta (\S+)\.\n", printed)
         for silo, figures in zip(silos, shown, strict=True):
             for figure, cost in zip(figures, (epsilon, *silo["in_all"].values()), strict=True):
                 assert cost * (1 - 1e-8) <= float(figure) < cost * 1.01

@@ -72,6 +72,9 @@ def advise(
 
 
 def _show_advice(answer: dict) -> None:
+    from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
+
     table = Table(title="What to expect, on synthetic data")
     entries = [e for e in answer["trusts"].values() if "refused" not in e]
     settings = [k for k in ("rounds", "phase", "clip", "step", "slope", "noise_std") if any(k in e for e in entries)]
@@ -112,9 +115,9 @@ def _show_advice(answer: dict) -> None:
     else:
         out.print("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
     for silo in answer["gives_up"]:
-        mu = f" (mu = {silo['mu']:.3f})" if "mu" in silo else ""
+        mu = f" (mu = {shown(silo['mu'])})" if "mu" in silo else ""
         out.print(
-            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {silo['delta']:.3g}{mu}: "
+            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {rounded_up(silo['delta'])}{mu}: "
             f"who knows all but one record and asks whether it is this one or another, finds at most {100 * silo['true_positives']:.1f} % "
             f"of those that are there at {100 * silo['false_positives']:g} % false alarms, and from a prior of 50 % is right at most "
             f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes {100 * silo['belief']:.1f} % "
@@ -230,6 +233,7 @@ def _charged(lab, silo, label, names, folder, ranges, seed, tick, *, candidates,
 
 def _show_tuning(answer: dict) -> None:
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
 
     figure = "test_error" if answer["free"] else "score"
     columns = ("algorithm", "rounds", "phase", "step", "clip", "slope", *([figure] if figure in answer["candidates"][0] else []))
@@ -248,8 +252,8 @@ def _show_tuning(answer: dict) -> None:
     else:
         for silo in answer["price"]:
             out.print(
-                f"{silo['name']}: spent epsilon {rounded_up(silo['spent_epsilon'], 4, 'f')} of {silo['epsilon']:g} "
-                f"at delta {silo['delta']:.3g}, in total."
+                f"{silo['name']}: spent epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} "
+                f"at delta {rounded_up(silo['delta'])}, in total."
             )
         if answer["trust"] == "isrl":
             out.print("The server sees every candidate's run, so all of them are paid for. Training with the chosen settings spends again.")

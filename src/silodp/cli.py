@@ -314,6 +314,7 @@ def plan(
     `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
 
     if advise:
         every = _all_records(records or [1000], silos)
@@ -344,19 +345,27 @@ def plan(
             out.print("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
         return
     for silo in answer["silos"]:
-        table = Table(title=f"A silo of {silo['records']} records: {algorithm}, epsilon {silo['epsilon']:g}, delta {silo['delta']:.3g}")
+        budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
+        table = Table(title=f"A silo of {silo['records']} records: {algorithm}, {budget}")
         for column in ("release", "count", "sensitivity", "noise std", "noise multiplier"):
             table.add_column(column, justify="left" if column == "release" else "right")
         for r in silo["releases"]:
             table.add_row(r["kind"], str(r["count"]), f"{r['sensitivity']:.5g}", f"{r['noise_std']:.5g}", f"{r['noise_multiplier']:.5g}")
         out.print(table)
-        out.print(f"Spends epsilon {rounded_up(silo['spent_epsilon'], 4, 'f')} in all ({answer['rule']} rule); mu = {silo['mu']:.4f}.")
+        out.print(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if model:
         out.print(f"A simulation in one process takes {answer['peak_memory_bytes'] / 2**20:.0f} MiB of memory at its peak.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
+
+
+def _trade_off(mu: float | None) -> str:
+    """What else than epsilon at this delta is known of the whole run."""
+    from silodp.core.figures import NO_MU, shown
+
+    return f"mu = {shown(mu)}" if mu is not None else NO_MU
 
 
 def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
@@ -372,6 +381,7 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 def _show_shuffle(answer: dict, algorithm: str) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
 
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
@@ -390,9 +400,10 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
         out.print(table)
         out.print(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
-    local = "no bounded epsilon" if shuffler is None else rounded_up(shuffler, 4)
+    local = "no bounded epsilon" if shuffler is None else shown(shuffler)
     out.print(
-        f"Spends epsilon {rounded_up(server, 4, 'f')} against the server, and {local} against the shuffler, which no gate can verify."
+        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against the server, and {local} against the shuffler itself "
+        "(at the smallest silo), which no gate can verify."
     )
     if "differences" in answer:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
@@ -455,6 +466,7 @@ def train(
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
     from silodp.lab.runfolder import folder_for, folder_to_resume
     from silodp.lab.training import Request, request_to_resume, run_request
 
@@ -482,12 +494,13 @@ def train(
     if as_json:
         print(json.dumps(summary))
         return
-    table = Table(title=f"{summary['algorithm']}: {summary['releases']} releases, {summary['parameters']} parameters")
+    table = Table(title=f"{summary['algorithm']}: {summary['parameters']} parameters")
     for column in ("silo", "epsilon", "delta", "spent"):
         table.add_column(column, justify="left" if column == "silo" else "right")
     for s in summary["silos"]:
-        table.add_row(s["name"], f"{s['epsilon']:g}", f"{s['delta']:.3g}", rounded_up(s["spent_epsilon"], 4, "f"))
+        table.add_row(s["name"], f"{s['epsilon']:g}", rounded_up(s["delta"]), shown(s["spent_epsilon"]))
     out.print(table)
+    out.print(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
     score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
     if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
         out.print(f"{', '.join(told).capitalize()} on test records (looked at raw data: a research figure, not private).")

@@ -306,6 +306,8 @@ def _command(pid: int) -> list[str]:
 
 
 def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
+    from silodp.core.figures import left_of
+
     processes = [{"name": name, "pid": pid, "runs": bool(_command(pid)), "ports": _ports(pid)} for name, pid in state["processes"].items()]
     silos = [_budget(name, Path(policy)) for name, policy in state["silos"].items()]
     found = {
@@ -322,7 +324,7 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     for certificate in found["certificates"]:
         out.print(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
     for silo in silos:
-        out.print(f"{silo['name']}: {silo['records']} records; {silo['left']:.1%} of epsilon {silo['epsilon']:g} is left.")
+        out.print(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
     said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
     out.print(f"Connected through {state['engine']}: {said or 'nobody'}.")
     out.print(ONE_USER)
@@ -436,6 +438,7 @@ def run(
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import EARLY, shown
     from silodp.server.conduct import Conduct, Order
     from silodp.server.remote import Patience
 
@@ -475,14 +478,28 @@ def run(
     for silo in conduct.summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         out.print(
-            f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']}, spent at most epsilon "
-            f"{rounded_up(silo['spent_epsilon_at_most'], 4)} of {silo['epsilon']:g}{f'; {missed}' if missed else ''}."
+            f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']} questions, spent at most epsilon "
+            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
+            f"{f'; {missed}' if missed else ''}."
         )
     if "said" in conduct.summary:
         out.print(f"Here {conduct.summary['said']}.")
     ended = conduct.summary["ended"]
     out.print(f"{conduct.summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    if ended != "finished":
+        out.print(EARLY)
     out.print(f"Model, summary and journal are in {place}.")
+
+
+def _against_shuffler(silo: Mapping[str, Any]) -> str:
+    from silodp.core.figures import shown
+
+    if "local_epsilon_at_most" not in silo:
+        return ""
+    local = silo["local_epsilon_at_most"]
+    return " against the server, " + (
+        f"{shown(local)} against the shuffler itself" if local is not None else "no bound against the shuffler itself"
+    )
 
 
 def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:

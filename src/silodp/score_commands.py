@@ -52,6 +52,7 @@ def evaluate(
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a --epsilon 1`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
     from silodp.lab.scoring import evaluate_run
 
     with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
@@ -60,10 +61,11 @@ def evaluate(
         print(json.dumps(answer))
         return
     _show_scores(answer["scores"])
-    for silo, both in zip(answer["silos"], answer["in_all"], strict=True):
+    for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
+        evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
         out.print(
-            f"{silo['name']}: epsilon {rounded_up(silo['spent_epsilon'], 4)} for this; {rounded_up(both['epsilon'], 4)} in all "
-            f"at delta {rounded_up(both['delta'])}."
+            f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; {evaluations}training spent "
+            f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta {rounded_up(both['delta'])}."
         )
 
 
@@ -83,6 +85,7 @@ def profile(
     Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
     from silodp.lab.scoring import profile_data
     from silodp.lab.training import Request
 
@@ -98,7 +101,7 @@ def profile(
         return
     _show_profile(answer)
     for paid in answer["silos"]:
-        out.print(f"{paid['name']}: epsilon {rounded_up(paid['spent_epsilon'], 4)} at delta {rounded_up(paid['delta'])} for this.")
+        out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -208,10 +211,11 @@ def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
 
 def _show_charged(silos: Sequence[dict]) -> None:
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
 
     for silo in silos:
         out.print(
-            f"{silo['name']}: at most epsilon {rounded_up(silo['epsilon'], 4)} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
+            f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
         )
 
 
@@ -219,18 +223,19 @@ def _show_charged(silos: Sequence[dict]) -> None:
 
 
 def _show_scores(rows: Sequence[dict]) -> None:
+    from silodp.core.figures import WHY, cells
+
     table = Table(title="Held-out records, by private releases")
     for column in ("silo", "records", "figure", "value", "95 %", "noise", "sampling"):
         table.add_column(column, justify="left" if column in ("silo", "figure") else "right")
     for row in rows:
         for k, (name, figure) in enumerate(row["figures"].items()):
             first = (row["name"], str(row["held_out"])) if k == 0 else ("", "")
-            interval = f"{figure['low']:.3f}-{figure['high']:.3f}"
-            errors = ("-" if figure[error] is None else f"± {figure[error]:.2g}" for error in ("noise", "sampling"))
-            value = "-" if figure["value"] is None else f"{figure['value']:.4g}"
-            table.add_row(*first, name, value, interval, *errors)
+            table.add_row(*first, name, *cells(figure))
     out.print(table)
     out.print(SAID)
+    if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
+        out.print(WHY)
 
 
 def _show_profile(answer: dict) -> None:

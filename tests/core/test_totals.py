@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from silodp.core.accounting import GDP, Budget, Renyi, renyi_conversion
+from silodp.core.accounting import GDP, Budget, Renyi, bucket_of, renyi_conversion
 from silodp.core.binomial import BinomialSum, epsilon, renyi
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
-from silodp.core.totals import STAKE, Totals, local_epsilon, total_share
+from silodp.core.totals import STAKE, Schedule, Totals, total_share
 
 BUDGET = Budget(2.0, 1e-6)
 N = np.asarray(100)
@@ -95,6 +95,34 @@ def test_a_ledger_of_another_budget_has_no_room():
 
 def test_the_silos_own_noise_protects_it_less_than_that_of_all():
     event = totals(20_000)
-    alone, together = local_epsilon([(event, 250)], 1e-6), local_epsilon([(event, 1000)], 1e-6)
+    alone, together = scheduled((event, 250)), scheduled((event, None))
     assert 1.8 * together < alone < math.inf
-    assert local_epsilon([(event, 1000)] * 2, 1e-6) > 1.3 * together
+    assert scheduled((event, 1000)) == together
+    assert scheduled((event, None), (event, None)) > 1.3 * together
+
+
+def scheduled(*releases: tuple[Event | Shared, int | None], delta: float = 1e-6) -> float:
+    made = Schedule()
+    for event, own in releases:
+        made.add(bucket_of(event.sampling), event, own)
+    return made.epsilon(delta)
+
+
+def test_a_schedules_price_is_the_accountants_own_whatever_the_order_of_its_releases_and_whatever_budget_a_ledger_has():
+    mix = [(totals(20_000, count=3), None), (totals(9000, levels=30), None), (Event(FullBatch(), 8.0, 2), None)]
+    releases = [(BinomialSum(1000 * 20_000, 0.5, 60, 50), 3), (BinomialSum(1000 * 9000, 0.5, 30, 50), 1)]
+    found = scheduled(*mix)
+    assert found == pytest.approx(epsilon(releases, 1e-6, rho=2 / (2 * 8.0**2)), rel=1e-9)
+    assert found == scheduled(*reversed(mix)) == scheduled(*[(totals(20_000), None)] * 3, *mix[1:])
+    for budget in (BUDGET, Budget(10.0, 1e-6)):  # each ledger's own order bounds it from above, a large budget's by far
+        rule = Totals.for_budget(budget)
+        share = sum(float(rule.price(event, N)[1]) for event, _ in mix)
+        assert found <= float(rule.epsilon({"": np.asarray(share)}, np.asarray(0.0)))
+    assert scheduled() == 0
+    assert scheduled((Event(FullBatch(), 0.0), None)) == math.inf
+
+
+def test_of_a_partition_a_schedule_counts_each_kind_as_often_as_its_fullest_batch():
+    batches = [(totals(5000, count=1 + (i == 1), sampling=DisjointBatches(3, i)), None) for i in range(3)]
+    assert scheduled(*batches) == scheduled((totals(5000, count=2), None))
+    assert scheduled(*batches, (totals(5000), None)) == scheduled((totals(5000, count=3), None))

@@ -11,7 +11,7 @@ import pytest
 from silodp.core import shuffle
 from silodp.core.accounting import gdp_epsilon
 from silodp.core.query import DisjointBatches
-from silodp.core.totals import local_epsilon
+from silodp.core.totals import Schedule
 from silodp.lab.audit import bounds, mutants, report
 from silodp.lab.audit.canary import RECORDS, canary_problem
 from silodp.lab.audit.pipeline import SOUND
@@ -68,7 +68,9 @@ def test_the_shuffler_learns_from_one_silos_counts_what_its_own_coins_allow_and_
 def test_one_silos_counts_tell_the_shuffler_more_than_the_totals_tell_the_server_as_its_ledger_says():
     case = Case("mb-sgd", 1.0, {"rounds": 1})
     mechanism = plan_of(case, COUNTS, SOUND).mechanisms["minibatch"]
-    local = local_epsilon([(mechanism.event(1, canary_problem().dim), RECORDS)], case.delta)
+    made = Schedule()
+    made.add("", mechanism.event(1, canary_problem().dim), RECORDS)
+    local = made.epsilon(case.delta)
     assert gdp_epsilon(separation(mechanism, sum(COUNTS)), case.delta) < case.epsilon
     assert case.epsilon < gdp_epsilon(separation(mechanism, RECORDS), case.delta) < local
 

@@ -12,7 +12,7 @@ from silodp.core.errors import BadInput
 from silodp.lab.planning import Wish
 from silodp.lab.planning_shuffle import planned_for
 
-KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "parameters", "proven"}
+KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "delta", "parameters", "proven"}
 SCHEDULE = {"rounds": 50, "phase": 5, "local_steps": 2, "inner": 5, "restarts": 2, "slope": 1.0}
 
 

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from silodp import cli
-from silodp.core.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu
+from silodp.core.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
 from silodp.core.errors import BadInput
 from silodp.core.losses import squared_error
 from silodp.core.models import model_by_name
@@ -61,7 +61,7 @@ def plain(page: str) -> str:
 def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     page, spent = plain(report(runs.read(trained))), json.loads((trained / "spent.json").read_text())
     lines = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
-    assert len(lines) == spent["releases"] == 8
+    assert len(lines) == spent["questions"] == 8
     for silo in spent["silos"]:
         assert f"ε {silo['epsilon']:g} of {silo['epsilon']:g} spent" in page, "all of it, but for a part in a million"
     for line in lines:
@@ -150,7 +150,7 @@ def copied(folder, to):
 
 
 @pytest.mark.parametrize("rule", ["gdp", "renyi"])
-def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_in_the_bars(tmp_path, trained, batched, rule):
+def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_beside_what_training_cost(tmp_path, trained, batched, rule):
     folder = copied(batched["renyi"], tmp_path / "run")
     if rule == "gdp":
         with pytest.raises(SystemExit):
@@ -159,18 +159,20 @@ def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_in_the_bars
         command("evaluate", folder, "--epsilon", 5, "--json")
     assert not stop.value.code
     ends, run = json.loads((folder / "spent.json").read_text())["silos"], runs.read(folder)
+    shown = plain(report(run))
     claimed = [float(n) for n in re.search(r"evaluations is \(([^,]+), ([^)]+)\)", plain(report(run))).groups()]
     for end, silo in zip(ends, run.silos, strict=True):
-        assert (silo.spent, silo.spent_delta) == (end["in_all"]["epsilon"], end["in_all"]["delta"])
-        assert silo.spent > 5
-        assert claimed[0] >= silo.spent
-        assert claimed[1] >= silo.spent_delta * (1 - 1e-9)
+        assert silo.together == (end["in_all"]["epsilon"], end["in_all"]["delta"])
+        assert (silo.spent, silo.evaluated.epsilon) == (end["spent_epsilon"], end["evaluations"]["epsilon"])
+        assert silo.together[0] > 5
+        assert all(said >= known * (1 - 1e-9) for said, known in zip(claimed, silo.together, strict=True))
         assert silo.used == pytest.approx(sum(share for _, _, share in silo.charges))
-        assert silo.used > 4
-        shown, delta = (float(n) for n in re.search(f"{silo.name} ε (\\S+) at δ (\\S+), evaluations included", plain(report(run))).groups())
-        assert silo.spent * (1 - 1e-9) <= shown < silo.spent * 1.001
-        assert silo.spent_delta * (1 - 1e-9) <= delta < silo.spent_delta * 1.01
-    assert (run.silos[0].spent_delta > run.silos[0].delta) == (rule == "renyi")
+        assert silo.used <= 1 + 1e-6, "evaluations are beside the budget of the run, not out of it"
+        spent, own, both = (rounded_up(e, 4) for e in (silo.spent, silo.evaluated.epsilon, silo.together[0]))
+        assert f"{silo.name} ε {spent} of 1 spent in training" in shown
+        assert f"Beside it 1 evaluation: ε {own} at δ {rounded_up(silo.evaluated.delta)}." in shown
+        assert f"Together ε {both} at δ {rounded_up(silo.together[1])}." in shown
+    assert (run.silos[0].together[1] > run.silos[0].delta) == (rule == "renyi")
 
 
 @pytest.mark.parametrize("rule", ["renyi", "committed"])
@@ -286,7 +288,7 @@ def test_the_curve_of_sampled_batches_is_never_above_what_an_attack_on_one_relea
     cuts = np.linspace(-6, 6, 6001)
     there, opposite = ((1 - rate) * stats.norm.sf(cuts / std) + rate * stats.norm.sf((cuts - side) / std) for side in (1, -1))
     epsilon = composed_epsilon(((Poisson(rate), std / 2, 1),), delta)
-    silo = runs.Silo("a", 100, epsilon, delta, epsilon, 1.0, spent_delta=delta)
+    silo = runs.Silo("a", 100, epsilon, delta, epsilon, 1.0)
     run = runs.Run(Path(), "train", "finished", "", {"rule": "committed"}, silos=(silo,))
     (claim,) = claims_of(run)
     assert (np.interp(opposite, *zip(*claim.curve(), strict=True)) <= 1 - there + 1e-9).all()

@@ -147,7 +147,7 @@ def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
     ):
         assert word in text
     _, text, _ = silodp("show", path, "--last", 1)
-    assert "4 queries, the latest 1" in text
+    assert "4 questions, the latest 1" in text
     assert "server-8" in text
     assert "server-7" not in text
 

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core import shuffle
-from silodp.core.accounting import GDP, rounded_up
+from silodp.core.accounting import GDP, Budget, rounded_up
 from silodp.core.box import box_length, open_box
 from silodp.core.codec import Answer, Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
 from silodp.core.errors import BadInput, Refused
+from silodp.core.figures import HOLDS
 from silodp.core.losses import cross_entropy, squared_error
 from silodp.core.problem import Problem
 from silodp.core.query import (
@@ -35,7 +36,7 @@ from silodp.core.query import (
     Shared,
     Shuffled,
 )
-from silodp.core.totals import Totals, local_epsilon
+from silodp.core.totals import Schedule, Totals
 from silodp.silo import exact
 from silodp.silo.door import Door, definition_hash
 from silodp.silo.durable import DurableLedger, Identity, Slip
@@ -114,7 +115,10 @@ def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition
     entry = next(iter(ledger.entries()))
     assert json.loads(entry.event)["own"] == N
     assert entry.amount == pytest.approx(float(Totals.for_budget(POLICY.budget).price(got.event, np.asarray(N))[1]))
-    assert ledger.local() == pytest.approx(local_epsilon([(got.event, N)], 1e-5))
+    made = Schedule(), Schedule()
+    made[0].add("", got.event)
+    made[1].add("", got.event, N)
+    assert (ledger.spent(), ledger.local()) == (made[0].epsilon(1e-5), made[1].epsilon(1e-5))
     assert ledger.local() > 1.5 * ledger.spent()
     ledger.verify()
 
@@ -179,12 +183,28 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
     assert kept.local() == pytest.approx(alone)
 
 
-def test_the_ledger_shows_what_the_shuffler_may_learn_and_for_what_schedule_that_holds(tmp_path, silodp):
+def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds(tmp_path, silodp):
     door, ledger = silo(tmp_path / "a")
     assert code(door, asked("q1")[1]) == "answered"
     exit_code, text, _ = silodp("ledger", "show", ledger.path)
     assert exit_code == 0
-    assert f"epsilon is {rounded_up(ledger.local(), 4)}, a bound for a schedule fixed in advance." in text
+    assert f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against the server, which sees totals" in text
+    assert f"Against the shuffler itself, or whoever else sees this silo's own counts: epsilon {rounded_up(ledger.local(), 4)}." in text
+    assert HOLDS in text
+
+
+def test_the_limit_on_what_the_shuffler_may_learn_is_a_filter_at_an_order_that_limit_and_delta_fix(tmp_path):
+    """A bound whose order is chosen after the answers lets more pass, and holds for no asker who adapts."""
+    limit, codes = 1.0, []
+    strict, _ = silo(tmp_path, shuffling=replace(SHUFFLING, maximum_local_epsilon=limit))
+    for i in range(3):
+        codes.append(code(strict, asked(f"q{i}", round=str(i), noise_bits=3000)[1]))
+    rule, event = Totals.for_budget(Budget(limit, POLICY.delta)), asked("q", noise_bits=3000)[0].query.event()
+    share, after = float(rule.price(replace(event, contributions=N), np.asarray(N))[1]), Schedule()
+    assert share <= 1 < 2 * share
+    assert codes == ["answered", "local", "local"]
+    after.add("", replace(event, count=2), N)
+    assert after.epsilon(POLICY.delta) <= limit, "by the order that suits these two best there would have been room"
 
 
 def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_path):
@@ -246,7 +266,9 @@ def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
     assert ledger.head()[0] == 0
     assert ledger.local() == 0
     far = Shared(FullBatch(), 30, 2**38, 0.5, 1, D)
-    assert local_epsilon([(far, 2**10)], 1e-5) == math.inf  # and not an error that would stop `ledger show`
+    made = Schedule()
+    made.add("", far, 2**10)
+    assert made.epsilon(1e-5) == math.inf  # and not an error that would stop `ledger show`
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert all(silo["spent_epsilon_at_most"] <= 0.5 for silo in summary["silos"])
         assert [(len(ids), len(set(ids))) for ids in charged(folder)] == [(60, 60)] * 3
         code, text, _ = silodp("run", "--folder", folder, "--epsilon", 0.50004, "--rounds", 4, "--phase", 2)
-        assert "silo-2: answered 4 of 4, spent at most epsilon 0.5001 of 0.50004." in text
+        assert "silo-2: answered 4 of 4 questions, spent at most epsilon 0.5001 of 0.50004 at delta " in text
         assert (folder / "runs/2/model.safetensors").exists()
         for words, wanted in (
             (("up", "--folder", folder, "--data", "wbcd"), "has a federation already"),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,15 +98,53 @@ def total_share(p: float, contributions: int, dimension: int, budget: Budget, or
     return max(spent, part)
 
 
-def local_epsilon(events: Sequence[tuple[Shared, int]], delta: float, *, gaussian: Sequence[Event] = ()) -> float:
-    """What all these releases together cost against whoever sees the silo's own messages: its `own` records' noise and no other.
+class Schedule:
+    """Releases that were made or will be, and what they cost together if they were fixed in advance.
 
-    `events` are (event, own), own the silo's records in the batch; `gaussian` the silo's other answers, which a server that works with the
-    shuffler has too. It is a bound for a schedule fixed in advance, and infinite where the accountant can give none.
+    Formal guarantees: `epsilon` is a function of the releases, of whose noise counts and of delta alone. Every order gives a bound and the
+    least is taken, which needs no order fixed beforehand where nothing adapts. So plan, run, ledger and pages say one number for one list
+    of releases, whatever budget each of them has. A ledger's *rule* prices at an order fitted to the ledger's own budget: shares of that
+    budget are what is enforced, whoever adapts, but as an epsilon a small share at that order is a loose bound (for a run planned for
+    epsilon 3 under a ledger of 10 it says 4.5), so it is never shown as one.
     """
-    rho = sum(e.count / (2 * float(e.noise_multiplier) ** 2) if float(e.noise_multiplier) > 0 else math.inf for e in gaussian)
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Counter[BinomialSum | float | None]] = {}
+
+    def add(self, bucket: str, event: Event | Shared, own: int | None = None) -> None:
+        """One answer, in the bucket that a rule gave it. `own`: the silo's records in the batch, where no other noise counts.
+
+        A server sees totals, with the noise of all `contributions`; whoever sees a silo's own messages, as the shuffler does, is up against
+        its `own` records' noise. Gaussian answers cost the same before both.
+        """
+        kind: BinomialSum | float | None
+        if isinstance(event, Event):
+            kind = float(event.noise_multiplier)
+        else:
+            try:
+                trials = (event.contributions if own is None else own) * int(event.noise_bits)
+                kind = BinomialSum(trials, event.p, int(event.levels), event.dimension)
+            except BadInput:  # beyond the accountant
+                kind = None
+        self._buckets.setdefault(bucket, Counter())[kind] += event.count
+
+    def epsilon(self, delta: float) -> float:
+        """Infinite where the accountant can give no bound. Of a partition each kind counts as often as in the batch that has it most often."""
+        worst: dict[str, Counter[BinomialSum | float | None]] = {}
+        for bucket, counts in self._buckets.items():
+            part = bucket.rsplit("/", 1)[0]
+            worst[part] = worst.get(part, Counter()) | counts
+        return _scheduled(frozenset(sum(worst.values(), Counter()).items()), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _scheduled(counts: frozenset[tuple[BinomialSum | float | None, int]], delta: float) -> float:
+    totals = [(kind, n) for kind, n in counts if isinstance(kind, BinomialSum)]
+    multipliers = [(kind, n) for kind, n in counts if isinstance(kind, float)]
+    if len(totals) + len(multipliers) < len(counts) or any(kind == 0 for kind, _ in multipliers):
+        return math.inf
     try:
-        releases = [(BinomialSum(own * int(e.noise_bits), e.p, int(e.levels), e.dimension), e.count) for e, own in events]
-        return epsilon(releases, delta, rho=rho) if math.isfinite(rho) else math.inf
-    except BadInput:  # beyond the accountant
+        in_order = sorted(totals, key=lambda pair: (pair[0].trials, pair[0].levels, pair[1]))  # so that a sum of floats is one number
+        return epsilon(in_order, delta, rho=math.fsum(n / (2 * kind**2) for kind, n in multipliers))
+    except BadInput:
         return math.inf

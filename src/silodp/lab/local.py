@@ -290,7 +290,8 @@ def _write(folder, order, plan, problem, w, mean, scale, ledger, names, transcri
     spent = np.asarray(ledger.epsilon())[0]
     summary = {
         "algorithm": order.algorithm.name,
-        "releases": len(rounds),
+        "questions": len(rounds),
+        "answers": sum(len(r["silos"]) for r in rounds),
         "parameters": problem.dim,
         "rule": plan.rule.name,
         "silos": [

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from silodp.core import theory
-from silodp.core.accounting import Budget, gdp_mu, gdp_to_zcdp, record_budget_for_user, user_level
+from silodp.core.accounting import Budget, gdp_to_zcdp, record_budget_for_user, rounded_up, user_level
 from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian
 from silodp.server.paper import paper_multipliers
@@ -53,13 +53,15 @@ def planned(wish: Wish) -> dict:
         budgets = [record_budget_for_user(b, n, gaussian=gaussian) for b, n in zip(targets, wish.records, strict=True)]
     plan = noise_plan(wish, algorithm, settings, budgets)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
+    found = plan.mu()
+    mu = None if found is None else np.broadcast_to(found, (1, len(budgets)))[0].tolist()
     silos = [
         {
             "records": n,
             "releases": [_release(plan, kind, i, n, wish.clip) for kind in algorithm.kinds if plan.count(kind, i)],
             "epsilon": budget.epsilon,
             "delta": budget.delta,
-            "mu": gdp_mu(budget),
+            "mu": mu[i] if mu else None,
             "spent_epsilon": float(spent[i]),
         }
         for i, (n, budget) in enumerate(zip(wish.records, budgets, strict=True))
@@ -68,7 +70,7 @@ def planned(wish: Wish) -> dict:
     if wish.user_level:
         answer["user_level"] = {"epsilon": wish.epsilon, "delta": targets[0].delta}
     elif math.isfinite(spent[0]) and spent[0] > 0:
-        answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0], gaussian)
+        answer["converted"] = _conversions(Budget(float(spent[0]), budgets[0].delta), wish.records[0], mu[0] if mu else None)
     if any(v is not None for name, v in (wish.theory or {}).items() if name != "dimension"):  # d alone decides no Gaussian noise
         answer["theory"] = _theory(wish, budgets[0])
     if wish.delta is None:
@@ -83,7 +85,7 @@ def default_delta(n: int) -> float:
 
 def warn_of_delta(records: Mapping[str, int]) -> None:
     """One sentence on stderr if 1/n^2 of one of these silos promises little: with probability delta a record may be told whole."""
-    large = [f"{silo} {default_delta(n):.3g}" for silo, n in records.items() if default_delta(n) > 1e-3]
+    large = [f"{silo} {rounded_up(default_delta(n))}" for silo, n in records.items() if default_delta(n) > 1e-3]
     if large:
         more = f" and {len(large) - 8} more" if len(large) > 8 else ""
         print(f"silodp: few records make a large default delta, 1/n^2: {', '.join(large[:8])}{more}; --delta sets another", file=sys.stderr)
@@ -137,15 +139,14 @@ def check_seed(seed: int | None) -> None:
         raise BadInput(f"seed is {seed}; it must be 0 or more")
 
 
-def _conversions(spent: Budget, n: int, gaussian: bool) -> dict:
-    """What the spend implies elsewhere; mu and rho only where every release is Gaussian on full or disjoint batches."""
+def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
+    """What the spend implies elsewhere; rho and the group's mu only where the run as a whole has a mu."""
     whole = user_level(spent, n)
-    mu = gdp_mu(spent)
     return {
-        "zcdp_rho": gdp_to_zcdp(mu) if gaussian else None,
+        "zcdp_rho": gdp_to_zcdp(mu) if mu is not None else None,
         "central": {"epsilon": spent.epsilon, "delta": spent.delta},
         "user_level": {"epsilon": whole.epsilon, "delta": whole.delta} if whole.delta < 0.5 else None,
-        "user_level_mu_by_group_privacy": n * mu if gaussian else None,
+        "user_level_mu_by_group_privacy": n * mu if mu is not None else None,
     }
 
 

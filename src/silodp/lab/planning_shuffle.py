@@ -15,9 +15,9 @@ import torch
 
 from silodp.core import shuffle, theory, theory_shuffle
 from silodp.core.accounting import Budget
-from silodp.core.binomial import epsilon
 from silodp.core.errors import BadInput
-from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch
+from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch, Shared
+from silodp.core.totals import Schedule
 from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
 from silodp.server import shuffled
 from silodp.server.settings import find, sampling_by_name, schedule
@@ -84,7 +84,7 @@ def _shuffled(wish: Wish, least: int | None) -> dict:
         }
         for kind, parameters in zip(kinds, found, strict=True)
     ]
-    answer = answers[0] | {"epsilon": spent}
+    answer = answers[0] | {"epsilon": spent, "delta": budget.delta}
     if len(answers) > 1:
         answer["differences"] = answers[1]
     if any((wish.theory or {}).get(name) is not None for name in ("lipschitz", "smoothness", "pl", "gap")):
@@ -159,8 +159,10 @@ def numerical(kinds: Sequence[_Kind], contributions: int, dimension: int, budget
 
 def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contributions: int, dimension: int, delta: float) -> float:
     """Against whoever sees totals of so many contributions; infinite where the accountant can give no bound."""
-    releases = [(shuffle.noise(p, contributions, dimension), kind.paid) for kind, p in zip(kinds, found, strict=True)]
-    return float(epsilon(releases, delta))
+    made = Schedule()
+    for kind, p in zip(kinds, found, strict=True):
+        made.add("", Shared(FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid))
+    return made.epsilon(delta)
 
 
 def _isrl(kind: _Kind, records: Sequence[int], sampling: FullBatch | DisjointBatches, answering: int) -> float:

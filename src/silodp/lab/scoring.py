@@ -82,7 +82,11 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
         part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
         with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(answer) + "\n")
-    return answer | {"in_all": [s["in_all"] for s in spent["silos"]]}
+    return answer | {
+        "training": [{"epsilon": s["spent_epsilon"], "delta": s["delta"]} for s in spent["silos"]],
+        "evaluations": [s.get("evaluations") for s in spent["silos"]],
+        "in_all": [s["in_all"] for s in spent["silos"]],
+    }
 
 
 def profile_data(request: Request) -> dict:
@@ -125,7 +129,11 @@ def _spent(folder: Path) -> dict:
     try:
         found = json.loads((folder / "spent.json").read_text())
         spent = [
-            (s["name"], *(float(s[k]) for k in ("spent_epsilon", "delta")), *map(float, s.get("in_all", {}).values()))
+            (
+                s["name"],
+                *(float(s[k]) for k in ("spent_epsilon", "delta")),
+                *map(float, [*s.get("in_all", {}).values(), *s.get("evaluations", {}).values()]),
+            )
             for s in found["silos"]
         ]
         if not spent or not isinstance(found["rule"], str):
@@ -165,11 +173,21 @@ def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -
 
 
 def _add_up(spent: dict, paid: list[dict]) -> None:
-    """What training and all evaluations cost together: exactly under the gdp rule, else by adding epsilons and deltas."""
+    """What all evaluations cost, and training and evaluations together: exactly where all is Gaussian, else by adding epsilons and deltas."""
     for silo, now in zip(spent["silos"], paid, strict=True):
-        before = silo.get("in_all", {"epsilon": silo["spent_epsilon"], "delta": silo["delta"]})
-        if spent["rule"] == "gdp" and now["delta"] == before["delta"]:
-            mu = math.hypot(*(gdp_mu(Budget(e, now["delta"])) for e in (before["epsilon"], now["spent_epsilon"]))) * (1 + 1e-9)
-            silo["in_all"] = {"epsilon": gdp_epsilon(mu, now["delta"]), "delta": now["delta"]}
-        else:
-            silo["in_all"] = {"epsilon": before["epsilon"] + now["spent_epsilon"], "delta": before["delta"] + now["delta"]}
+        price = {"epsilon": now["spent_epsilon"], "delta": now["delta"]}
+        training = {"epsilon": silo["spent_epsilon"], "delta": silo["delta"]}
+        before = silo.get("evaluations")
+        if before or "in_all" not in silo:  # else an earlier version has left a sum without its parts
+            own = _both(before, price, gaussian=True) if before else price
+            silo["evaluations"] = {"count": before["count"] + 1 if before else 1, **own}
+        silo["in_all"] = _both(silo.get("in_all", training), price, gaussian=spent["rule"] == "gdp")
+
+
+def _both(one: dict, other: dict, *, gaussian: bool) -> dict:
+    """(epsilon, delta) of two parts, each told by one point: of Gaussian parts at one delta a whole curve, and so their exact sum, is known."""
+    delta = other["delta"]
+    if gaussian and one["delta"] == delta:
+        mu = math.hypot(*(gdp_mu(Budget(part["epsilon"], delta)) for part in (one, other))) * (1 + 1e-9)
+        return {"epsilon": gdp_epsilon(mu, delta), "delta": delta}
+    return {"epsilon": one["epsilon"] + other["epsilon"], "delta": one["delta"] + delta}

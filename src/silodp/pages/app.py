@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from silodp.core.accounting import rounded_up
 from silodp.core.errors import BadInput
+from silodp.core.figures import shown
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
 from silodp.pages.guard import Guard
@@ -106,13 +107,16 @@ class Runs:
             words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
             return tag("p", *words)
         columns = ("run", "state", "ε spent", "compare")
-        shown = table("Runs", columns, rows, numbers=(2, 3), hide=True)
-        return tag("form", shown, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
+        listed = table("Runs", columns, rows, numbers=(2, 3), hide=True)
+        return tag("form", listed, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
 
 
 def _row(name: str, run: runs.Run) -> tuple[object, ...]:
     box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
-    spent = f"{rounded_up(max(s.spent for s in run.silos))} of {max(s.epsilon for s in run.silos):g}" if run.silos else "-"
+    most = max(run.silos, key=lambda s: s.spent, default=None)
+    spent = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}" if most else "-"
+    if most and most.evaluated:
+        spent += f"; {shown(max(s.together[0] for s in run.silos))} with evaluations"
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
     what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
     return join([link, what]), join([_state(run), done]), spent, box
@@ -138,7 +142,7 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
         error = run.summary.get("test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None))
         rows.append((
             tag("a", name, href=f"/run/{quote(name)}"), run.algorithm, _state(run), f"{run.done} of {run.total}",
-            rounded_up(max(s.spent for s in run.silos), 4) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
+            shown(max(s.spent for s in run.silos)) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
             f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
         ))  # fmt: skip
     columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")

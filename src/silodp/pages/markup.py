@@ -40,6 +40,10 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
     return Markup(between.join(text(part) for part in parts))
 
 
+def folded(name: str, summary: str, *content: object) -> Markup:
+    return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
+
+
 def table(
     caption: object, head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[int] = (), hide: bool = False
 ) -> Markup:

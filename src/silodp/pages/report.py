@@ -11,8 +11,10 @@ from statistics import NormalDist, median
 from typing import Any
 
 from silodp.core.accounting import Budget, gdp_mu, rounded_up
-from silodp.pages.charts import Series, chart, legend, spent_bar
-from silodp.pages.markup import Markup, document, facts, section, sentence, table, tag, text
+from silodp.core.figures import EARLY, shown
+from silodp.pages.budgets import budgets, evaluations
+from silodp.pages.charts import Series, chart
+from silodp.pages.markup import Markup, document, facts, folded, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, readable
 from silodp.pages.unprotected import sentences
 
@@ -64,7 +66,7 @@ def lead(run: Run) -> str:
         n = sum(s["records"] for s in run.about.get("silos", ()))
         data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
-    most, delta = (rounded_up(max((getattr(s, name) for s in run.silos), default=0.0)) for name in ("spent", "spent_delta"))
+    most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
     covered = "in training and its evaluations" if run.kind == "train" else "in this training run"
     beside = (
@@ -72,7 +74,12 @@ def lead(run: Run) -> str:
         if run.kind == "train"
         else " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
     )
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({most}, {delta})‑differentially private for each of its records.{beside} {run.said}"
+    early = "" if run.state == "finished" else f" {EARLY}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its records{_to_whom(run)}.{beside} {run.said}{early}"
+
+
+def _to_whom(run: Run) -> str:
+    return " before the server, which sees totals" if run.rule == "totals" else ""
 
 
 def figures(run: Run) -> Markup:
@@ -88,10 +95,13 @@ def figures(run: Run) -> Markup:
         most = max(run.silos, key=lambda s: s.spent, default=None)
         pairs = [
             ("rounds", f"{run.done} of {run.total}"),
-            ("releases", f"{sum(len(r['answered']) for r in run.rounds) or run.summary.get('releases', 0)}"),
+            ("questions", f"{run.questions}"),
+            ("answers of silos", f"{run.answers}"),
         ]
         if most:
-            pairs.append((f"ε spent, of {most.epsilon:g}", rounded_up(most.spent, 4)))
+            pairs.append((f"ε spent, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
+        if most and most.evaluated:
+            pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
         if shares:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
         if "test_error" in run.summary:
@@ -103,7 +113,7 @@ def figures(run: Run) -> Markup:
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
     parts = [what(run)]
-    parts += [errors(run)] if run.kind == "compare" else [curve(run), budgets(run)]
+    parts += [errors(run)] if run.kind == "compare" else [curve(run), budgets(run), *evaluations(run)]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 
@@ -141,10 +151,11 @@ def what(run: Run) -> Markup:
     ]
     silos = run.silos or about.get("silos", ())
     rows = [
-        (_get(s, "name"), _get(s, "records") or "?", *((f"{s.epsilon:g}", f"{s.delta:.3g}") if isinstance(s, Silo) else ())) for s in silos
+        (_get(s, "name"), _get(s, "records") or "?", *((rounded_up(s.epsilon, 6), rounded_up(s.delta)) if isinstance(s, Silo) else ()))
+        for s in silos
     ]
     columns = ("silo", "records", "ε", "δ")[: len(rows[0])] if rows else ()
-    shown = (
+    listed = (
         table("The silos, and the budget of each for this run" if run.silos else "The silos", columns, rows, numbers=(1, 2, 3))
         if rows
         else ""
@@ -155,7 +166,7 @@ def what(run: Run) -> Markup:
         if about_noise
         else ""
     )
-    return section("what", "What was trained", facts(pairs), shown, tag("p", ran, class_="soft small") if ran else "")
+    return section("what", "What was trained", facts(pairs), listed, tag("p", ran, class_="soft small") if ran else "")
 
 
 # --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------
@@ -204,9 +215,9 @@ def errors(run: Run) -> Markup:
         spent = (
             "no bound"
             if not r["spent_epsilon"]
-            else tag("b", rounded_up(r["spent_epsilon"], 4), class_="alarm")
+            else tag("b", shown(r["spent_epsilon"]), class_="alarm")
             if more
-            else rounded_up(r["spent_epsilon"], 4)
+            else shown(r["spent_epsilon"])
         )
         settings = ", ".join(f"{k} {v:g}" for k, v in r["settings"].items())
         rows.append(
@@ -260,38 +271,11 @@ def curve(run: Run) -> Markup:
         else ""
     )
     return section(
-        "curve", "Training, and how much of it is noise", length, share, note, _folded("questions", "Every question in numbers", numbers)
+        "curve", "Training, and how much of it is noise", length, share, note, folded("questions", "Every question in numbers", numbers)
     )
 
 
-# --- 3: budgets -------------------------------------------------------------------------------------------------------------------
-
-
-def budgets(run: Run) -> Markup:
-    kinds = list(dict.fromkeys(kind for s in run.silos for _, kind, _ in s.charges))
-    bars = []
-    for s in run.silos:
-        ledger = f" Ledger: {s.ledger['count']} entries." if s.ledger else ""
-        dropped = "".join(f"; {code} {times}" for code, times in s.dropped.items())
-        more = f" at δ {rounded_up(s.spent_delta)}, evaluations included," if "evaluations" in {kind for _, kind, _ in s.charges} else ""
-        said = f"ε {rounded_up(s.spent, 4)}{more} of {s.epsilon:g} spent, {max(0.0, 1 - s.used):.1%} of the budget left, {len(s.charges)} charges{dropped}.{ledger}"
-        bars.append(tag("figure", tag("figcaption", tag("b", s.name), tag("span", said)), spent_bar(s.name, s.charges, s.used, kinds)))
-    rows = [
-        (q + 1, kind, *(f"{dict((c[0], c[2]) for c in s.charges).get(q, 0.0):.3%}" for s in run.silos))
-        for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
-    ]
-    history = table(
-        "What each question cost each silo, as a share of its budget",
-        ("question", "kind", *(s.name for s in run.silos)),
-        rows,
-        numbers=(0, *range(2, 2 + len(run.silos))),
-    )
-    note = "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar is less than half of ε."
-    folded = _folded("charges", "Every charge in numbers", history) if rows else ""
-    return section("budgets", "Each silo's budget", tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", folded)
-
-
-# --- 4: the trade-off -------------------------------------------------------------------------------------------------------------
+# --- 3: the trade-off -------------------------------------------------------------------------------------------------------------
 
 
 def misses(mu: float, alarms: float) -> float:
@@ -321,7 +305,7 @@ class Claim:
 
     @property
     def said(self) -> str:
-        return f"μ = {rounded_up(self.mu, 4)}" if self.gaussian else f"ε = {rounded_up(self.epsilon)}, δ = {rounded_up(self.delta)}"
+        return f"μ = {shown(self.mu)}" if self.gaussian else f"ε = {shown(self.epsilon)}, δ = {rounded_up(self.delta)}"
 
     def misses(self, alarms: float) -> float:
         return misses(self.mu, alarms) if self.gaussian else floor(self.epsilon, self.delta, alarms)
@@ -361,8 +345,8 @@ def claims_of(run: Run) -> list[Claim]:
     groups: dict[str, list[Claim]] = {}
     for s in run.silos:
         if s.spent > 0:
-            claim = Claim(s.name, s.spent, s.spent_delta, s.gaussian)
-            groups.setdefault(f"{claim.mu:.2g}" if s.gaussian else f"{s.spent:.2g} {s.spent_delta:.2g}", []).append(claim)
+            claim = Claim(s.name, *s.together, s.gaussian)
+            groups.setdefault(f"{claim.mu:.2g}" if s.gaussian else f"{claim.epsilon:.2g} {claim.delta:.2g}", []).append(claim)
     found = []
     for mine in groups.values():
         name = ", ".join(c.name for c in mine[:3]) + (f" and {len(mine) - 3} more" if len(mine) > 3 else "")
@@ -385,7 +369,7 @@ def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
     return table("The audit: what attacks on the shipped code have found, at claims of its own", columns, rows, numbers=(2, 3, 4))
 
 
-# --- 5 and 6: what was not protected, and who has read it -------------------------------------------------------------------------
+# --- 4 and 5: what was not protected, and who has read it -------------------------------------------------------------------------
 
 
 def not_protected(run: Run) -> Markup:
@@ -413,10 +397,6 @@ def signature(run: Run, when: str) -> Markup:
         read,
         lines,
     )
-
-
-def _folded(name: str, summary: str, *content: object) -> Markup:
-    return tag("details", tag("summary", summary, id=f"{name}-summary"), *content, id=f"{name}-details")
 
 
 def _some(silos: Sequence[Any]) -> str:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -28,6 +29,16 @@ DRAWN = (".png", ".svg", ".html", ".part")
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """What evaluations came to after the training: how many, their own (epsilon, delta), and that of everything together."""
+
+    count: int
+    epsilon: float
+    delta: float
+    together: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Silo:
     """A silo's budget for the run, and the share of it that was used up after each question that it may have been charged for."""
 
@@ -36,17 +47,24 @@ class Silo:
     epsilon: float
     delta: float
     spent: float
+    """Epsilon of the training, at the budget's delta; through a shuffler against the server."""
     used: float
     charges: tuple[tuple[int, str, float], ...] = ()
     """(question, kind, share of the budget) in order."""
     answered: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
-    spent_delta: float = 0.0
-    """The delta at which `spent` holds: the budget's own, and more where evaluations under another rule came on top."""
-
+    evaluated: Evaluated | None = None
+    """Evaluations are priced beside the run's budget, not out of it."""
+    local: float | None = None
+    """Of a run through a shuffler, once it is over: epsilon against whoever sees the silo's own counts; infinite for no bound."""
     gaussian: bool = False
-    """Whether the spend is that of Gaussian releases alone, so that a whole trade-off curve follows from `spent` and `spent_delta`."""
+    """Whether `together` is of Gaussian releases alone, so that a whole trade-off curve follows from it."""
+
+    @property
+    def together(self) -> tuple[float, float]:
+        """(epsilon, delta) of the training and of its evaluations."""
+        return self.evaluated.together if self.evaluated else (self.spent, self.delta)
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,18 @@ class Run:
     rows: tuple[dict[str, Any], ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    evaluations: tuple[dict[str, Any], ...] = ()
+    """What `silodp evaluate` has answered, in order."""
+
+    @property
+    def questions(self) -> int:
+        """What the server asked; each is asked of several silos at once."""
+        return len(self.rounds) or int(self.summary.get("questions", 0))
+
+    @property
+    def answers(self) -> int:
+        """What the silos said: one answer of each that was asked and answered."""
+        return sum(len(r["answered"]) for r in self.rounds) or int(self.summary.get("answers", 0))
 
     @property
     def algorithm(self) -> str:
@@ -169,7 +199,8 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
         said += f" `silodp train --resume --out {folder}` goes on with it."
     environment = _json(folder / "environment.json") if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
-    return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment)
+    evaluations = _lines(folder / "evaluations.jsonl") if summary else ()
+    return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment, evaluations)
 
 
 def _federated(folder: Path, found: dict[str, Any]) -> Run:
@@ -185,7 +216,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     for card in cards:
         budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, rounds, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")}, end.get("ledger")))
+        silos.append(_silo(budget, rounds, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end), end.get("ledger")))
     about = {
         **order, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
@@ -215,7 +246,7 @@ def _compared(folder: Path, config: dict[str, Any]) -> Run:
 def _silo(
     about: dict[str, Any], rounds: tuple[dict[str, Any], ...], rule: str, end: dict[str, Any], ledger: dict[str, Any] | None = None
 ) -> Silo:
-    """`end` is what was counted once the run was over: evaluations that came later are in its `in_all`, and are shown as a last charge."""
+    """`end` is what was counted once the run was over: of evaluations that came later, their own sum and, in `in_all`, that of everything."""
     name, before, charges, dropped = about["name"], 0.0, [], {}
     for r in rounds:
         after = float(r["used"].get(name, before))
@@ -225,19 +256,27 @@ def _silo(
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
     epsilon, delta = float(about["epsilon"]), float(about["delta"])
-    spent, spent_delta = end.get("spent_epsilon"), delta
+    spent = end.get("spent_epsilon")
     if spent is None:
         spent = _so_far(rounds, name, Budget(epsilon, delta), before, rule)
+    evaluated = None
     if in_all := end.get("in_all"):
-        before = before or 1.0  # a folder without progress.jsonl
-        share = _share(rule, Budget(epsilon, delta), float(spent), float(in_all["epsilon"]), float(in_all["delta"]))
-        charges.append((max((r["question"] for r in rounds), default=-1) + 1, "evaluations", share))
-        spent, spent_delta, before = in_all["epsilon"], float(in_all["delta"]), before + share
+        before, together = before or 1.0, (float(in_all["epsilon"]), float(in_all["delta"]))  # 1: a folder without progress.jsonl
+        own = end.get("evaluations") or {"count": 0, "epsilon": math.nan, "delta": math.nan}  # 0: of a folder of an earlier version
+        evaluated = Evaluated(int(own["count"]), float(own["epsilon"]), float(own["delta"]), together)
     answered = sum(name in r["answered"] for r in rounds)
-    gaussian = rule == "gdp" and spent_delta == delta
+    gaussian = rule == "gdp" and (evaluated is None or evaluated.together[1] == delta)
     return Silo(
-        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, spent_delta, gaussian
+        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, evaluated,
+        end.get("local"), gaussian,
     )  # fmt: skip
+
+
+def _local(end: dict[str, Any]) -> dict[str, float]:
+    if "local_epsilon_at_most" not in end:
+        return {}
+    local = end["local_epsilon_at_most"]
+    return {"local": math.inf if local is None else float(local)}
 
 
 def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str) -> float:
@@ -247,13 +286,6 @@ def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used:
     if (own := rounds[-1].get("epsilon", {}).get(name)) is not None:
         return float(own)
     return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
-
-
-def _share(rule: str, budget: Budget, spent: float, in_all: float, delta: float) -> float:
-    """What came on top as a share of the budget: of mu^2 where that adds up, else of epsilon."""
-    if rule == "gdp" and delta == budget.delta and spent > 0:
-        return (gdp_mu(Budget(in_all, delta)) ** 2 - gdp_mu(Budget(spent, delta)) ** 2) / gdp_mu(budget) ** 2
-    return (in_all - spent) / budget.epsilon
 
 
 # --- files that are being written -------------------------------------------------------------------------------------------------
@@ -283,19 +315,27 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
-    """The last line about each question; a torn line is not there yet."""
+    """The last line about each question."""
     lines: dict[int, dict[str, Any]] = {}
-    try:
-        text = _content(folder / "progress.jsonl")
-    except OSError:
-        return ()
-    for line in text[: text.rfind(b"\n") + 1].splitlines():
+    for found in _lines(folder / "progress.jsonl"):
         try:
-            found = json.loads(line)
             lines[int(found["question"])] = found
         except (ValueError, KeyError, TypeError):
             continue
     return tuple(lines[question] for question in sorted(lines))
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The objects in a file, one a line; a torn line is not there yet."""
+    try:
+        text = _content(path)
+    except OSError:
+        return ()
+    found = []
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return tuple(line for line in found if isinstance(line, dict))
 
 
 def _locked(folder: Path) -> bool:

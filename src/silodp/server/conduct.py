@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from silodp.core.codec import Answer, Sealed
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Shared
+from silodp.core.totals import Schedule
 from silodp.server.conduct_shuffled import agree_on_rule, least_of, plan_totals
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.journal import Journal
@@ -218,6 +220,7 @@ class _Tally:
     def __init__(self, cards: Sequence[Card], plan: Plan, record: Record) -> None:
         self._cards, self._plan, self.record, self._iterates = cards, plan, record, 0
         self._charged: list[dict[str, float]] = [{} for _ in cards]
+        self._totals = [(Schedule(), Schedule()) for _ in cards]  # as the server and as the shuffler sees them
         self._answered, self._dropped = Counter[str](), {card.name: Counter[str]() for card in cards}
         self._ledgers: dict[str, dict] = {}
         self._last: Told | None = None
@@ -242,6 +245,9 @@ class _Tally:
                 own = replace(event, noise_multiplier=float(multipliers[i])) if isinstance(event, Event) else event
                 bucket, price = self._plan.rule.price(own, np.asarray(card.records))
                 self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
+                if isinstance(own, Shared):
+                    self._totals[i][0].add(bucket, own)
+                    self._totals[i][1].add(bucket, own, int(own.sampling.batch(card.records)))
 
     def _look(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
@@ -268,27 +274,32 @@ class _Tally:
         return {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
 
     def _spent(self) -> dict[str, float]:
+        """At each silo's own delta, which its ledger has too."""
         found = {}
-        for card, mine, budget in zip(self._cards, self._charged, self._plan.budgets[0], strict=True):
+        for card, mine, (seen, _) in zip(self._cards, self._charged, self._totals, strict=True):
             buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
-            found[card.name] = self._plan.rule.epsilon(buckets, np.asarray(budget.delta)).item() if mine else 0.0
+            totals = self._plan.rule.name == "totals"
+            found[card.name] = seen.epsilon(card.delta) if totals else self._plan.rule.epsilon(buckets, np.asarray(card.delta)).item()
         return found
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
         found = []
-        for card, spent, budget in zip(self._cards, self._spent().values(), self._plan.budgets[0], strict=True):
+        for i, (card, spent, budget) in enumerate(zip(self._cards, self._spent().values(), self._plan.budgets[0], strict=True)):
             row = {
-                "name": card.name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon_at_most": spent,
+                "name": card.name, "epsilon": budget.epsilon, "delta": card.delta, "spent_epsilon_at_most": spent,
                 "answered": self._answered[card.name], "dropped": dict(self._dropped[card.name]), "retired": retired.get(card.name),
                 "ledger": self._ledgers.get(card.name),
             }  # fmt: skip
+            if self._plan.rule.name == "totals":
+                local = self._totals[i][1].epsilon(card.delta)
+                row["local_epsilon_at_most"] = local if math.isfinite(local) else None
             found.append(row)
         return found
 
 
 AGAINST = (
-    "epsilon is against the server, which sees totals; against whoever sees a silo's own counts, the shuffler too, it is larger: "
-    "`silodp ledger show` says at each silo how large"
+    "epsilon is against the server, which sees totals, unless it says otherwise; the shuffler, or whoever else sees a silo's own counts, "
+    "is up against that silo's own noise alone"
 )
 
 

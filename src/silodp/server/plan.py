@@ -96,6 +96,13 @@ class Plan:
 
     def spent(self) -> np.ndarray:
         """Epsilon that a run will have spent at the end, at each budget's delta: (J, N)."""
+        return self.rule.epsilon(self._buckets(), np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets))
+
+    def mu(self) -> np.ndarray | None:
+        """The mu with which the whole run is mu-GDP, (J, N): sqrt of what the gdp rule counts. None under other rules, where none is known."""
+        return np.sqrt(self.rule.total(self._buckets())) if self.rule.name == "gdp" else None
+
+    def _buckets(self) -> dict[str, np.ndarray]:
         buckets: dict[str, np.ndarray] = {}
         for asked in self.asked:
             event, mechanism = asked.event, self.mechanisms[asked.kind]
@@ -104,7 +111,7 @@ class Plan:
             key, price = self.rule.price(event, np.asarray(self.counts))
             answers = np.isin(np.arange(len(self.counts)), asked.silos)
             buckets[key] = buckets.get(key, 0.0) + np.where(answers, price, 0.0)
-        return self.rule.epsilon(buckets, np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets))
+        return buckets
 
 
 def calibrate(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from silodp.core.accounting import Budget, gdp_mu
 from silodp.core.errors import BadInput
+from silodp.core.figures import too_noisy
 from silodp.core.query import CLIP_TOLERANCE, Gaussian, Query, Score, Statistic
 from silodp.core.schema import Label
 from silodp.server.federation import Absent, Port
@@ -34,6 +35,8 @@ class Figure:
     low: float
     high: float
     """95 per cent interval for the held-out records' own figure, by the noise alone."""
+    too_noisy: bool
+    """Whether the noise leaves too little to be said (`figures.too_noisy`): a value is then not shown to people."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
     inner = (n * share + 0.5) / (n + 1)  # none or all of n records are no proof of 0 or 1
     spread = math.sqrt(inner * (1 - inner) / n)
     low, high = (min(max(value + s * Z * noise, 0.0), 1.0) for s in (-1, 1))
-    return Figure(top * share, top * noise, top * spread, top * low, top * high)
+    return Figure(top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise, 1.0))
 
 
 # --- AUC from a noisy histogram -----------------------------------------------------------------------------------------------------------
@@ -145,12 +148,13 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     inside = theta[np.abs(gap) <= Z * noise * np.sqrt((left**2).sum(0) + (right**2).sum(0))]
     product = total_p * total_n
     if total_p <= 0 or total_n <= 0:
-        return Figure(math.nan, math.inf, math.inf, 0.0, 1.0)
+        return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
     value = min(max(wins / product, 0.0), 1.0)
     at = (order @ negative - value * total_n, order.T @ positive - value * total_p)
     error = noise * math.sqrt(sum(float(side @ side) for side in at)) / product
     low, high = min(inside.min(initial=1), value) - theta[1], max(inside.max(initial=0), value) + theta[1]
-    return Figure(value, error, _hanley(value, n * total_p, n * total_n), max(float(low), 0.0), min(float(high), 1.0))
+    low, high = max(float(low), 0.0), min(float(high), 1.0)
+    return Figure(value, error, _hanley(value, n * total_p, n * total_n), low, high, too_noisy(low, high, error, 1.0))
 
 
 def _hanley(a: float, positives: float, negatives: float) -> float:
@@ -163,7 +167,7 @@ def _hanley(a: float, positives: float, negatives: float) -> float:
 
 
 def as_rows(scores: Sequence[Scores]) -> list[dict]:
-    """For files and --json; what noise leaves unknown is None."""
+    """For files and --json: the numbers, and whether they are too noisy to say anything; what noise leaves unknown is None."""
     return [
         {
             "name": s.name,

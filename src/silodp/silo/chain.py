@@ -11,7 +11,6 @@ import json
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from silodp.core.accounting import GDP, Budget, Committed, Renyi, Rule, budget_array
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
-from silodp.core.totals import Totals, local_epsilon
+from silodp.core.totals import Schedule, Totals
 
 SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
@@ -261,22 +260,29 @@ class Tally:
         """What is written down of a charge: for totals also how many of the contributions are the silo's own."""
         return data | {"own": int(event_of(data).sampling.batch(self.records))} if "levels" in data else data
 
-    def local_epsilon(self, more: Mapping[str, Any] | None = None) -> float:
-        """What all answers so far, and `more`, cost against whoever sees the silo's own counts beside the server's view.
+    def schedule(self, *, local: bool = False) -> Schedule:
+        """All answers so far, as the server sees them; with `local` as whoever sees the silo's own counts too, such as the shuffler."""
+        made = Schedule()
+        for known in self.queries.values():
+            data = json.loads(known.charge.event)
+            made.add(known.charge.bucket, event_of(data), data.get("own") if local else None)
+        return made
 
-        No noise but the silo's own protects it there. Batches of a partition are added up as if one record were in all of them.
+    def local_share(self, limit: float, more: Mapping[str, Any] | None = None) -> float:
+        """What all answers so far, and `more`, take of the limit on what whoever sees the silo's own counts may learn; 1 is all of it.
+
+        No noise but the silo's own protects it there. The totals rule, at the order that limit and delta fix before anything is asked, is
+        the filter: while shares stay within 1, all that was ever answered is (limit, delta)-DP against the shuffler and the server
+        together, however questions and stopping adapt. Whoever edits the limit fixes another order: do not let answers decide that.
         """
-        charged = [json.loads(known.charge.event) for known in self.queries.values()]
-        shared: Counter[tuple[Any, ...]] = Counter()
-        gaussian = []
-        for data in [*charged, *([more] if more else [])]:
+        rule, shares = Totals.for_budget(Budget(limit, self.settings.budget.delta)), dict[str, np.ndarray]()
+        charged = [(known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values()]
+        for bucket, data in [*charged, *([(self.price(event_of(more))[0], more)] if more else [])]:
             event = event_of(data)
             if isinstance(event, Shared):
-                shared[event.levels, event.noise_bits, event.p, event.contributions, event.dimension, data["own"]] += event.count
-            else:
-                gaussian.append(event)
-        totals = [(Shared(FullBatch(), *coins, count=count), own) for (*coins, own), count in shared.items()]
-        return local_epsilon(totals, self.settings.budget.delta, gaussian=gaussian)
+                event = replace(event, contributions=data["own"])
+            shares[bucket] = shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
+        return float(rule.total(shares))
 
     def after(self, bucket: str, amount: float) -> tuple[dict[str, np.ndarray], float]:
         """The buckets and the total once this is added."""

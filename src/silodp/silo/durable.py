@@ -116,8 +116,8 @@ class DurableLedger:
         """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
 
         `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names
-        the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take `local` past
-        `most_local`.
+        the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take what the
+        shuffler can learn past `most_local`, by a filter (`Tally.local_share`).
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
@@ -232,13 +232,17 @@ class DurableLedger:
         return tally.sequence, tally.head
 
     def spent(self) -> float:
-        """Epsilon spent so far, at the budget's delta."""
+        """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance (`figures.HOLDS`). Of totals: against the server."""
         tally = self._file.snapshot()
-        return float(tally.rule.epsilon(tally.buckets, np.asarray(tally.settings.budget.delta)))
+        delta = tally.settings.budget.delta
+        return (
+            tally.schedule().epsilon(delta) if tally.rule.name == "totals" else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
+        )
 
     def local(self) -> float:
-        """Epsilon of all answers so far against whoever sees the silo's own counts too, such as the shuffler, at the budget's delta."""
-        return self._file.snapshot().local_epsilon()
+        """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
+        tally = self._file.snapshot()
+        return tally.schedule(local=True).epsilon(tally.settings.budget.delta)
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
@@ -324,10 +328,10 @@ class Slip:
         if self._most_local == math.inf:
             return
         try:
-            local = self._file.tally.local_epsilon(more)
+            share = self._file.tally.local_share(self._most_local, more)
         except Exception:  # as in `_price`
             raise Refused("rule") from None
-        if not local <= self._most_local:
+        if not share <= 1.0:
             raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:

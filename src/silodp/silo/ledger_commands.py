@@ -55,7 +55,7 @@ def create(
 
     Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3 --anchor /mnt/other/clinic.anchor`
     """
-    from silodp.core.accounting import Budget
+    from silodp.core.accounting import Budget, rounded_up
     from silodp.silo.durable import DurableLedger, Identity
     from silodp.silo.files import load_silos
     from silodp.silo.schema import raw
@@ -76,7 +76,7 @@ def create(
         print(json.dumps(_summary(made)))
         return
     out.print(
-        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {budget.delta:.3g}, {rule} rule; nothing is spent.",
+        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {rounded_up(budget.delta)}, {rule} rule; nothing is spent.",
         soft_wrap=True,
     )
     out.print(
@@ -96,31 +96,20 @@ def show(
     Example: `silodp ledger show clinic.ledger`
     """
     from silodp.core.accounting import rounded_up
+    from silodp.core.figures import HOLDS, left_of
 
     opened = _open(path, anchor)
     summary, queries = _summary(opened), _queries(opened)
     if as_json:
         print(json.dumps(summary | {"queries": queries}))
         return
-    left = 1 - summary["used"]
-    out.print(
-        f"{path}: epsilon {rounded_up(summary['spent_epsilon'], 4)} of {summary['epsilon']:g} is spent (delta {summary['delta']:.3g}, {summary['rule']} rule, "
-        f"{summary['records']} records).",
-        soft_wrap=True,
-    )
-    out.print(f"{_bar(summary['used'])} {left:.1%} of the budget is left.")
-    if "local_epsilon" in summary:
-        alone = f"is {rounded_up(summary['local_epsilon'], 4)}" if summary["local_epsilon"] is not None else "has no bound"
-        out.print(
-            f"That counts on the shuffler. Against whoever sees the silo's own counts, the shuffler itself too, epsilon {alone}, "
-            "a bound for a schedule fixed in advance.",
-            soft_wrap=True,
-        )
+    out.print(f"{path}: {said_of(summary)}", soft_wrap=True)
+    out.print(f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
     if not queries:
         out.print("Nothing has been asked yet.")
         return
     shown = queries[len(queries) - last :] if last < len(queries) else queries
-    table = Table(title=f"{len(queries)} queries" + (f", the latest {len(shown)}" if len(shown) < len(queries) else ""))
+    table = Table(title=f"{len(queries)} questions" + (f", the latest {len(shown)}" if len(shown) < len(queries) else ""))
     for column in ("entry", "when (UTC)", "who asked", "run", "what", "cost", "left after", "answer"):
         numbers = column in ("entry", "cost", "left after")
         table.add_column(column, justify="right" if numbers else "left", no_wrap=numbers or column.startswith("when"), overflow="fold")
@@ -131,12 +120,13 @@ def show(
             q["asker"],
             q["run"],
             q["kind"],
-            f"{q['cost']:.3%}",
-            f"{q['left']:.2%}",
+            f"{rounded_up(100 * q['cost'], 3, 'f')}%",
+            left_of(1 - q["left"], 2),
             q["answer"],
         )
         table.add_row(*row)
     out.print(table)
+    out.print(HOLDS, soft_wrap=True)
     if changes := [e for e in opened.entries() if e.act == "records"]:
         out.print(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
 
@@ -263,6 +253,21 @@ def _summary(opened: DurableLedger) -> dict[str, Any]:
         "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
         "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, **alone,
     }  # fmt: skip
+
+
+def said_of(summary: dict[str, Any]) -> str:
+    """What is spent, of what and against whom: one statement, one figure, which is the one that plan, run and report show."""
+    from silodp.core.accounting import rounded_up
+    from silodp.core.figures import shown
+
+    about = f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} records"
+    if "local_epsilon" not in summary:
+        return f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent ({about})."
+    local = f"epsilon {shown(summary['local_epsilon'])}" if summary["local_epsilon"] is not None else "no bound"
+    return (
+        f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent against the server, which sees totals ({about}). "
+        f"Against the shuffler itself, or whoever else sees this silo's own counts: {local}."
+    )
 
 
 def _queries(opened: DurableLedger) -> list[dict[str, Any]]:

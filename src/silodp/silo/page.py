@@ -21,12 +21,13 @@ from starlette.routing import Route
 from silodp import listening
 from silodp.core.accounting import rounded_up
 from silodp.core.errors import BadInput
+from silodp.core.figures import HOLDS, left_of, shown
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, facts, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, screen
 from silodp.silo import daemon
 from silodp.silo.durable import DurableLedger
-from silodp.silo.ledger_commands import _queries
+from silodp.silo.ledger_commands import _queries, _summary, said_of
 from silodp.silo.pause import paused, set_paused
 from silodp.silo.policy import CODES, Place, Policy
 
@@ -100,7 +101,8 @@ class GatePage:
         """State and budget."""
         try:
             rules, ledger, runs = Policy.load(self._path), self._ledger, listening.running(self._place.ledger)
-            queries, used, spent = _queries(ledger), ledger.used(), ledger.spent()
+            queries, summary = _queries(ledger), _summary(ledger)
+            used = summary["used"]
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
         state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
@@ -112,14 +114,15 @@ class GatePage:
         kinds = list(dict.fromkeys(q["kind"] for q in queries))
         charges = [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)]
         numbers = (
-            ("of the budget left", f"{1 - used:.1%}"), (f"ε spent, of {rules.epsilon:g}", rounded_up(spent, 4)), ("queries charged", len(queries)),
-            ("refused, as far as the log goes back", sum(self._refused().values())),
+            ("of the budget left", left_of(used)), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
+            ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(self._refused().values())),
         )  # fmt: skip
         said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
         return join(
             [
                 tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
                 tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in numbers), class_="figures"),
+                tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
                 tag("figure", said, spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else ""),
             ]
         )
@@ -165,7 +168,7 @@ class GatePage:
             ("Last day", rules.expires.isoformat()), ("Statistics", ", ".join(rules.statistics)), ("Batches", ", ".join(rules.samplings)),
             ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"), ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
             ("Records in a batch, least", f"{rules.minimum_batch:g}"), ("Queries in a run, most", rules.queries_per_run),
-            ("Queries in an hour, most", rules.queries_per_hour), ("Askers", len(rules.askers)), ("ε and δ", f"{rules.epsilon:g}, {rules.delta:.3g}"),
+            ("Queries in an hour, most", rules.queries_per_hour), ("Askers", len(rules.askers)), ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
         ])  # fmt: skip
 
     def _form(self) -> Markup:

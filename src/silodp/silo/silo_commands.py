@@ -72,7 +72,7 @@ COMMENTS = {
     "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
     "contributions": "Records of all members together: no query may count on the noise of more.",
     "colluding": "Records of members whose noise may be missing; so many more must be in a total. A member can claim the shuffler's largest.",
-    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn, by a bound for a schedule fixed in advance; inf for no limit.",
+    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn, over all that is ever asked, by a filter: set it once, not by answers; inf for no limit.",
 }
 
 
@@ -380,7 +380,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
-    from silodp.core.accounting import rounded_up
+    from silodp.core.figures import left_of, shown
     from silodp.silo.durable import DurableLedger
     from silodp.silo.pause import paused
     from silodp.silo.policy import Place, Policy
@@ -405,7 +405,8 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     if found["paused"]:
         out.print("It is paused, and refuses every query; `silodp silo resume` ends that.")
     out.print(
-        f"Epsilon {rounded_up(found['spent_epsilon'], 4)} of {rules.epsilon:g} is spent; {1 - found['used']:.1%} of the budget is left."
+        f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is spent{' against the server' if opened.settings.rule.name == 'totals' else ''}; "
+        f"{left_of(found['used'])} of the budget is left."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"

@@ -1,0 +1,58 @@
+"""How spends and scores are written for people, in one way by every command and page, and sentences that say what such a figure means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from silodp.core.accounting import rounded_up
+
+HOLDS = (
+    "Spent is what exactly these answers cost, if none of them was asked for, and nothing stopped, because of what earlier ones said. "
+    "Whoever chose by answers may count on the budget alone: that holds under every rule, whatever was asked."
+)
+"""What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions and stopping, and say so of the budget.
+That the sum on the way, read where an adaptive asker has stopped, is itself a guarantee would take an odometer, which none of them is: a
+mechanism that goes on to the whole budget unless its first answer is large is not as private as its first answer alone."""
+EARLY = (
+    "What a run has spent when it is stopped holds if no answer had a part in stopping it; else count what the whole run was planned for."
+)
+"""A planned schedule is fixed in advance, so its whole price holds however it is cut short: what came is a function of what would have come."""
+NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
+
+
+def shown(value: float) -> str:
+    """Epsilon or mu that is spent: four digits, rounded up."""
+    return rounded_up(value, 4)
+
+
+def left_of(used: float, decimals: int = 1) -> str:
+    """What is left of a budget of which a share is used, in per cent and rounded down: nobody may be shown more than is left."""
+    scale = 10**decimals
+    return f"{math.floor(100 * scale * max(0.0, 1 - used) + 1e-6) / scale:.{decimals}f}%"
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------------------
+
+WIDEST = 0.5
+"""Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what its interval may cover and still say something."""
+TOO_NOISY = "too noisy to say"
+WHY = (
+    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the figure can be, or one standard error does; "
+    "evaluate with a larger epsilon, or on more held-out records."
+)
+
+
+def too_noisy(low: float, high: float, noise: float, top: float) -> bool:
+    """Whether a figure between 0 and `top` is drowned by the noise of its release."""
+    return not (high - low <= WIDEST * top and noise <= WIDEST * top)
+
+
+def cells(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them."""
+    interval = f"{figure['low']:.3f}-{figure['high']:.3f}"
+    if figure.get("too_noisy", figure["value"] is None):
+        return TOO_NOISY, interval, "-", "-"
+    noise, sampling = ("-" if figure[error] is None else f"± {figure[error]:.2g}" for error in ("noise", "sampling"))
+    return f"{figure['value']:.4g}", interval, noise, sampling

@@ -1,0 +1,158 @@
+"""One run, one spend: plan, run, ledger, report and ui write the same figure for the same statement, and none is below what was spent."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from looking import ask, served
+
+from silodp.core.accounting import composed_epsilon, rounded_up
+from silodp.core.figures import EARLY, HOLDS, TOO_NOISY
+from silodp.core.query import Event, Poisson
+from silodp.pages import runs
+from silodp.pages.report import report
+from silodp.silo.durable import DurableLedger
+
+pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")
+EPSILON = 2.00012  # 2 to the nearest, as four digits; 2.001 rounded up
+RECORDS = {"silo-1": 152, "silo-2": 151, "silo-3": 151}
+
+
+def plain(text: str) -> str:
+    """What a reader sees, on one line."""
+    return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"<(style|title)>.*?</\1>", "", text, flags=re.S)).split())
+
+
+def figures(pattern: str, text: str) -> list[str]:
+    found = [match if isinstance(match, str) else " ".join(match) for match in re.findall(pattern, plain(text))]
+    assert found, f"{pattern} is not in: {plain(text)[:2000]}"
+    return found
+
+
+@pytest.mark.parametrize("trust", ["isrl", "shuffle"])
+def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silodp, trust):
+    home = Path(tempfile.mkdtemp(prefix="silodp-"))
+    folder, setting = home / "f", ("--algorithm", "mb-sgd", "--rounds", 3, "--epsilon", EPSILON)
+    up = ("up", "--folder", str(folder), "--engine", "direct", "--data", "wbcd", "--model", "logistic", "--trust", trust, "--epsilon", "10")
+    subprocess.run([sys.executable, "-m", "silodp.cli", "federation", *up], capture_output=True, check=True)
+    try:
+        code, told, err = silodp("federation", "run", "--folder", folder, *setting)
+        assert (code, err) == (0, "")
+        ledgers = {name: DurableLedger.open(folder / "silos" / name / "ledger.db") for name in RECORDS}
+        spent = {name: rounded_up(ledger.spent(), 4) for name, ledger in ledgers.items()}
+        local = {name: rounded_up(ledger.local(), 4) for name, ledger in ledgers.items()}
+        delta = {name: rounded_up(ledger.settings.budget.delta) for name, ledger in ledgers.items()}
+        assert all(float(spent[name]) >= ledgers[name].spent() * (1 - 1e-9) for name in RECORDS)
+        if trust == "isrl":
+            assert set(spent.values()) == {"2.001"}
+        sizes = [word for n in RECORDS.values() for word in ("--records", n)]
+        planned = silodp("plan", *setting, *sizes, "--trust", trust, *(("--dimension", 31) if trust == "shuffle" else ()))[1]
+        if trust == "isrl":
+            assert figures(r"Spends epsilon (\S+) in all", planned) == list(spent.values())
+            assert figures(r"delta (\S+) ", planned) == list(delta.values())
+        else:
+            (server, at, shuffler), *rest = re.findall(
+                r"epsilon (\S+) at delta (\S+) against the server, and (\S+) against", plain(planned)
+            )
+            assert ({server}, {at}, shuffler, rest) == (set(spent.values()), set(delta.values()), local["silo-2"], [])
+        to_whom = " against the server" if trust == "shuffle" else ""
+        with served(folder / "runs", folder / "silos/silo-1/policy.toml") as port:
+            page, listed, gate = (plain(ask(port, path)[1]) for path in ("/run/1", "/", "/silo"))
+        read = runs.read(folder / "runs/1")
+        for shown in (page, plain(report(read))):
+            assert f"differentially private for each of its records{' before the server' if to_whom else ''}" in shown
+            assert f"silo is ({max(spent.values())}, " in shown.replace("in this training run ", "")
+            for name in RECORDS:
+                assert f"{name} ε {spent[name]} of {EPSILON} spent{to_whom} in training at δ {delta[name]}" in shown
+            assert figures(r"own counts: ε (\S+)\.(?: |$)", shown) == list(local.values()) if to_whom else "own counts" not in shown
+            assert figures(r"questions (\d+) answers of silos (\d+) ", shown) == ["3 9"]
+        assert f"{max(spent.values())} of {EPSILON}" in listed
+        assert f"ε spent, of 10 {spent['silo-1']}" in gate
+        assert "questions charged 3" in gate
+        for name, ledger in ledgers.items():
+            run_said = f"{name}: answered 3 of 3 questions, spent at most epsilon {spent[name]} of {EPSILON} at delta {delta[name]}"
+            assert run_said + (f" against the server, {local[name]} against the shuffler itself." if to_whom else ".") in plain(told)
+            text = plain(silodp("ledger", "show", ledger.path)[1])
+            assert f"epsilon {spent[name]} of 10 is spent{to_whom}" in text
+            assert f"delta {delta[name]}," in text
+            assert f"own counts: epsilon {local[name]}." in text if to_whom else "own counts" not in text
+            assert "3 questions" in text
+            assert HOLDS in text
+    finally:
+        assert silodp("federation", "down", "--folder", folder)[0] == 0
+    shutil.rmtree(home)
+
+
+def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(silodp, tmp_path):
+    """No gate's ledger has a price for such a run over a network yet: its ledger here is one of the committed rule, charged by hand."""
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(120)))
+    setting = ("--algorithm", "mb-sgd", "--rounds", 6, "--sampling", "poisson:0.2", "--epsilon", 1.00012)
+    planned = json.loads(silodp("plan", *setting, "--records", 120, "--json")[1])
+    assert (planned["mu"], planned["rule"]) == (None, "committed")
+    assert planned["converted"]["zcdp_rho"] is None
+    words = plain(silodp("plan", *setting, "--records", 120)[1])
+    assert "no mu is known" in words
+    (spent,) = figures(r"Spends epsilon (\S+) in all", words)
+    (multiplier,) = [r["noise_multiplier"] for r in planned["releases"]]
+    least = composed_epsilon(((Poisson(0.2), multiplier, 6),), planned["delta"])
+    assert least * (1 - 1e-9) <= float(spent) < least * 1.001
+    told = silodp("train", "--silo", "a.csv", "--model", "logistic", "--scale", "none", *setting, "--out", "r/one")[1]
+    assert figures(r"│ a │ \S+ │ (\S+) │ (\S+) │", told) == [f"{rounded_up(planned['delta'])} {spent}"]
+    assert "6 questions, 6 answers" in told
+    for page in _pages(tmp_path / "r"):
+        assert f"a ε {spent} of 1.00012 spent in training at δ {rounded_up(planned['delta'])}" in page
+    release = f"poisson:0.2:{multiplier!r}:6"
+    made = silodp("ledger", "create", "l.db", "--data", "a.csv", "--epsilon", 1.00012, "--rule", "committed", "--schedule", release)
+    assert made[0] == 0, made
+    ledger = DurableLedger.open(tmp_path / "l.db")
+    for i in range(6):
+        ledger.slip(query_id=f"q{i}", digest=b"", kind="minibatch", asker="s", run="r").charge(Event(Poisson(0.2), multiplier), [0])
+    text = plain(silodp("ledger", "show", "l.db")[1])
+    assert f"epsilon {spent} of 1.00012 is spent (delta {rounded_up(planned['delta'])}, committed rule" in text
+
+
+def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_drowned_scores_are_not_shown(silodp, tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(200)))
+    setting = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--epsilon", 3, "--held-out", 0.2, "--out", "r/one")
+    assert silodp("train", "--silo", "a.csv", *setting)[0] == 0
+    for epsilon, answer in ((1, "1"), (1, "1")):
+        text = plain(silodp("evaluate", "r/one", "--epsilon", epsilon)[1])
+        assert f"a: epsilon {answer} for this evaluation;" in text
+    (silo,) = json.loads((tmp_path / "r/one/spent.json").read_text())["silos"]
+    both, own = (rounded_up(silo[name]["epsilon"], 4) for name in ("in_all", "evaluations"))
+    delta = rounded_up(silo["delta"])
+    assert f"epsilon {own} for 2 in all; training spent 3; together {both} at delta {delta}." in text
+    assert 1.4 < silo["evaluations"]["epsilon"] < 1.6
+    for page in _pages(tmp_path / "r"):
+        assert f"a ε 3 of 3 spent in training at δ {delta}, 0.0% of the budget left, " in page
+        assert f"Beside it 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}." in page
+        assert f"in training and its evaluations is ({both}, {delta})" in page
+    last = json.loads((tmp_path / "r/one/evaluations.jsonl").read_text().splitlines()[-1])["scores"]
+    assert last[0]["figures"]["auc"]["too_noisy"] is True
+    assert {"value", "low", "high"} < set(last[0]["figures"]["auc"])
+    for shown in (text, *_pages(tmp_path / "r")):
+        assert re.search(f"auc[ │]+{TOO_NOISY}", shown)
+        assert "95 % interval covers more than half" in shown
+    silodp("evaluate", "r/one", "--epsilon", 1000)
+    assert not re.search(f"auc[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
+
+
+def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60)))
+    words = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 3, "--out", "r/one")
+    assert silodp("train", "--silo", "a.csv", *words)[0] == 0
+    assert all(EARLY not in page for page in _pages(tmp_path / "r"))
+    (tmp_path / "r/one/spent.json").unlink()
+    assert all(EARLY in page for page in _pages(tmp_path / "r"))
+
+
+def _pages(root: Path) -> list[str]:
+    """What the ui and the report show of the run called one."""
+    with served(root) as port:
+        return [plain(ask(port, "/run/one")[1]), plain(report(runs.read(root / "one")))]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from silodp.cli import _comparison_tables
-from silodp.core.accounting import rounded_up
+from silodp.core.accounting import gdp_epsilon, rounded_up
 from silodp.server.algorithms import ALGORITHMS
 
 
@@ -61,6 +62,16 @@ def test_plan_in_paper_mode_says_what_is_really_spent(silodp):
     assert json.loads(silodp(*words)[1])["spent_epsilon"] > 20
 
 
+def test_the_mu_of_a_plan_is_what_its_noise_spends_and_not_what_the_budget_would_allow(silodp):
+    words = ("plan", "--noise", "paper", "--epsilon", 18)
+    told = json.loads(silodp(*words, "--json")[1])
+    assert told["mu"] == pytest.approx(math.sqrt(sum(r["count"] / r["noise_multiplier"] ** 2 for r in told["releases"])))
+    assert gdp_epsilon(told["mu"], told["delta"]) == pytest.approx(told["spent_epsilon"])
+    assert told["spent_epsilon"] > 18
+    assert told["converted"]["zcdp_rho"] == pytest.approx(told["mu"] ** 2 / 2)
+    assert "mu = 3.249." in silodp(*words)[1]
+
+
 def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
     words = ("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon")
     assert "Spends epsilon 1.235 in all" in silodp(*words, 1.23454)[1]
@@ -71,7 +82,7 @@ def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
     assert (shown[1], shown[2]) == (rounded_up(told["server"], 4), rounded_up(told["shuffler"], 4))
     own = ("--silo", "a.csv", "--label", "outcome", "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1)
     trained = silodp("train", *own, "--epsilon", 1.23454)[1]
-    assert "1.2346" in trained
+    assert "1.235 │" in trained
     row = {"curve": "mb-sgd-paper", "epsilon": 3.0, "test_error": 0.1, "standard_error": 0.01}
     for spent, wanted in ((2.471, "2.48"), (3.001, "[red]3.01[/red]")):
         paper = _comparison_tables([row | {"spent_epsilon": spent}], (3.0,))[1]

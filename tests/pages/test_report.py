@@ -70,7 +70,7 @@ def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
         assert f"{min(1, (line['noise'] / line['norm']) ** 2):.1%}" in page
     before = 0.0
     for line in lines:  # the history of the budget is what the ledger charged
-        assert f"{line['used']['benign'] - before:.3%}" in page
+        assert f"{rounded_up(100 * (line['used']['benign'] - before), 3, 'f')}%" in page
         before = line["used"]["benign"]
     assert before == pytest.approx(1.0, abs=1e-6)
     assert "285" in page

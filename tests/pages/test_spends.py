@@ -89,8 +89,9 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
     shutil.rmtree(home)
 
 
-def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(silodp, tmp_path):
+def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(silodp, tmp_path, monkeypatch):
     """No gate's ledger has a price for such a run over a network yet: its ledger here is one of the committed rule, charged by hand."""
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(120)))
     setting = ("--algorithm", "mb-sgd", "--rounds", 6, "--sampling", "poisson:0.2", "--epsilon", 1.00012)
     planned = json.loads(silodp("plan", *setting, "--records", 120, "--json")[1])

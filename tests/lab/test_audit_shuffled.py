@@ -86,7 +86,7 @@ def test_every_claim_has_rows_of_totals_and_of_one_silos_counts():
 # --- mutants ----------------------------------------------------------------------------------------------------------------------
 
 CAUGHT_BY = {
-    "levels over half the range": "totals of deployed silos",
+    "levels over half the range": "estimate from totals",
     "coordinates clipped after rounding": "totals of deployed silos",
     "rounding to nearest": "estimate from totals",
     "noise bits for a silo": "estimate from totals",

@@ -417,7 +417,9 @@ def run(
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
-    retry: Annotated[float, typer.Option(help="Seconds after which the same question is sent again.")] = 10.0,
+    retry: Annotated[
+        float, typer.Option(help="Seconds after which the same question is sent again; each further time after twice as long.")
+    ] = 10.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, or with the latest that has not come to its end.")
     ] = False,

@@ -138,4 +138,4 @@ def _flush_c() -> None:
 
 if __name__ == "__main__":
     Path(sys.argv[1]).write_text(json.dumps(in_force()))
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", *sys.argv[2:]]))
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-x", *sys.argv[2:]]))

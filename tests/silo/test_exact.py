@@ -30,6 +30,7 @@ from silodp.core.query import (
 )
 from silodp.silo import exact, lattice, slots
 from silodp.silo.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
+from silodp.silo.integers import GRAIN
 from silodp.silo.records import Records
 from silodp.silo.scaling import histogram_sum, moments_sum
 
@@ -171,7 +172,7 @@ numbers = st.floats(width=64) | st.sampled_from([0.0, -0.0, 5e-324, 1e308, -1.7e
 def test_no_row_of_any_floats_passes_the_integer_bound(row, clip):
     gamma = lattice_step(clip, len(row))
     assert math.frexp(gamma)[0] == 0.5
-    assert Fraction(gamma) ** 2 * len(row) <= (Fraction(clip) / 2**exact.GRAIN) ** 2
+    assert Fraction(gamma) ** 2 * len(row) <= (Fraction(clip) / 2**GRAIN) ** 2
     integers = quantised(torch.tensor([row], dtype=torch.float64), clip, gamma)
     assert integers.dtype == torch.int64
     assert sum(int(k) ** 2 for k in integers[0]) <= (Fraction(clip) / Fraction(gamma)) ** 2
@@ -186,7 +187,7 @@ def test_rows_within_and_beyond_the_clip_keep_all_but_a_sliver_of_their_length()
         rows *= torch.tensor([[0.3], [1.0], [5.0], [1e300]], dtype=torch.float64) / rows.norm(dim=1, keepdim=True)
         lengths = quantised(rows, 1.0, gamma := lattice_step(1.0, d)).double().norm(dim=1) * gamma
         assert bool((lengths <= 1).all())
-        torch.testing.assert_close(lengths, torch.tensor([0.3, 1, 1, 1], dtype=torch.float64), atol=2.0**-exact.GRAIN, rtol=0)
+        torch.testing.assert_close(lengths, torch.tensor([0.3, 1, 1, 1], dtype=torch.float64), atol=2.0**-GRAIN, rtol=0)
 
 
 def test_a_vector_that_escapes_the_float_clip_is_caught_in_integers(monkeypatch):

@@ -63,7 +63,6 @@ from silodp.core.query import (
 )
 from silodp.silo import lattice
 from silodp.silo.heldout import held_out
-from silodp.silo.integers import GRAIN as GRAIN
 from silodp.silo.integers import lattice_step, levelled, quantised
 from silodp.silo.records import Records
 from silodp.silo.scaling import histogram_rows, moment_rows

@@ -29,6 +29,8 @@ BRIEF = ("--epsilon", 0.5, "--rounds", 150, "--algorithm", "mb-sgd")
 def home():
     place = Path(tempfile.mkdtemp(prefix="silodp-"))  # short, for the sockets in it
     yield place
+    for left in place.glob("*/federation.json"):
+        subprocess.run(command("down", "--folder", left.parent), check=True, env=environment(place), timeout=LIMIT)
     shutil.rmtree(place)
 
 

@@ -151,8 +151,10 @@ def copied(folder, to):
 
 @pytest.mark.parametrize("rule", ["gdp", "renyi"])
 def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_beside_what_training_cost(tmp_path, trained, batched, rule):
-    folder = copied(batched["renyi"], tmp_path / "run")
-    if rule == "gdp":
+    folder = tmp_path / "run"
+    if rule == "renyi":
+        copied(batched["renyi"], folder)
+    else:
         with pytest.raises(SystemExit):
             command("train", "--data", "wbcd", "--epsilon", 1, "--held-out", 0.2, "--rounds", 5, "--out", folder, "--json")
     with pytest.raises(SystemExit) as stop:

@@ -126,10 +126,8 @@ def three_gates(*, silent: bool = False, epsilon: float = 60.0, **changes) -> It
         for i, (x, y) in enumerate(wbcd()):
             data = write_csv(folder / f"{i}.csv", x, y)
             settings = {"label": "label", "epsilon": epsilon, "model": "mlp:4", "statistics": EVERYTHING, "queries_per_hour": 100_000}
-            asker = ASKER.public_key().public_bytes_raw().hex()
-            silo = provision(
-                folder / f"silo{i}", data=data, name=f"silo-{i}", askers=[asker], registry=folder / "state/ledgers", **settings | changes
-            )
+            settings["askers"] = [ASKER.public_key().public_bytes_raw().hex()]
+            silo = provision(folder / f"silo{i}", data=data, name=f"silo-{i}", registry=folder / "state/ledgers", **settings | changes)
             made.append(Gate(folder, silo.policy, program))
         for gate in made:
             gate.launch()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from silodp.core.problem import Problem
+    from silodp.core.quote import HoldReply
     from silodp.server.conduct import Order
     from silodp.server.remote import Card, Carrier
 
@@ -148,7 +149,7 @@ def _make(
     for name, path in files.items():
         made = provision(
             folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
-            statistics=_statistics(held_out, allow_profile), held_out=held_out, registry=folder / "state/ledgers" if data else None,
+            statistics=_statistics(held_out, allow_profile), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
             **reading, **shuffled,
         )  # fmt: skip
         policies[name] = made.policy
@@ -468,14 +469,16 @@ def run(
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
-        cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, patience=waits, shuffler=mixer
-    )
+        cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, patience=waits, shuffler=mixer,
+        held=_show_held if not as_json else lambda held: None,
+    )  # fmt: skip
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
     kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
     with interruptible(kept):
         _follow(conduct, len(cards), quiet=as_json)
     if as_json:
         print(json.dumps(conduct.summary))
+        _exit_early(conduct.summary["ended"])
         return
     for silo in conduct.summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
@@ -491,6 +494,20 @@ def run(
     if ended != "finished":
         out.print(EARLY)
     out.print(f"Model, summary and journal are in {place}.")
+    _exit_early(ended)
+
+
+def _show_held(held: Mapping[str, HoldReply]) -> None:
+    from silodp.core.accounting import rounded_up
+
+    shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
+    out.print(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
+
+
+def _exit_early(ended: str) -> None:
+    """Exit code 3 for a run that has a model but did not come to its end."""
+    if ended != "finished":
+        raise typer.Exit(3)
 
 
 def _against_shuffler(silo: Mapping[str, Any]) -> str:

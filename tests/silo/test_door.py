@@ -23,6 +23,8 @@ from silodp.core.problem import Problem
 from silodp.core.query import (
     ClassCounts,
     DisjointBatches,
+    Event,
+    FullBatch,
     Gaussian,
     Grad,
     GradDiff,
@@ -36,6 +38,7 @@ from silodp.core.query import (
     SteeredSteps,
     WithoutReplacement,
 )
+from silodp.core.quote import HoldReply, HoldRequest, decode_hold_reply, encode_hold
 from silodp.silo import door as module
 from silodp.silo import exact, lattice
 from silodp.silo import policy as policies
@@ -366,3 +369,43 @@ def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_ba
 
     monkeypatch.setattr(Slip, "charge", interrupted)
     assert code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"
+
+
+# --- holds ------------------------------------------------------------------------------------------------------------------------
+
+
+def wants(door: Door, hold: str, *, count=1, noise=20.0, key=SERVER, run="run-1") -> HoldReply | str:
+    """The reply to a request for a hold, or the code of the refusal."""
+    raw = door.handle(encode_hold(HoldRequest(POLICY.silo, run, hold, POLICY.definition, (("k", Event(FullBatch(), noise, count)),)), key))
+    if raw[:4] == codec.REPLY:
+        got = decode_reply(raw, limit=door.limit, silo_key=SILO_KEY)
+        assert isinstance(got, Refusal)
+        return got.code
+    return decode_hold_reply(raw, silo_key=SILO_KEY)
+
+
+def test_what_is_left_is_told_only_to_those_whom_the_policy_lets_see_it(tmp_path):
+    other = STRANGER.public_key().public_bytes_raw().hex()
+    policy = replace(POLICY, askers=(*POLICY.askers, other), sees_left=POLICY.askers)
+    door, ledger = silo(tmp_path, policy=policy)
+    assert reply(door, asked("q1"))
+    left = 1 - ledger.used()
+    for hold, count, fits in (("a", 1, True), ("b", 10**6, False)):
+        seen, unseen = wants(door, hold, count=count), wants(door, f"{hold}2", count=count, key=STRANGER, run="run-2")
+        assert isinstance(seen, HoldReply)
+        assert isinstance(unseen, HoldReply)
+        assert seen.code == unseen.code == ("" if fits else "budget")
+        assert unseen.left is None
+        assert seen.left == pytest.approx(left if fits else left - 1 / 20**2 / ledger.capacity)
+    assert wants(door, "c", key=Ed25519PrivateKey.generate()) == "asker"
+    assert 1 - ledger.used() == left
+
+
+def test_asking_for_holds_has_the_policys_rate_also_after_a_restart(tmp_path):
+    limited = replace(POLICY, queries_per_hour=3)
+    door, ledger = silo(tmp_path, policy=limited)
+    codes = [wants(door, f"h{i}", count=10**6 if i == 1 else 1) for i in range(5)]
+    assert [got if isinstance(got, str) else got.code for got in codes] == ["", "budget", "", "rate", "rate"]
+    assert code(door, asked("q1")) == "answered", "questions are counted apart"
+    again, _ = silo(tmp_path, policy=limited, ledger=DurableLedger.open(ledger.path))
+    assert [got if isinstance(got, str) else got.code for got in (wants(again, "i"), wants(again, "j"))] == ["", "rate"]

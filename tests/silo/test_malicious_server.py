@@ -3,6 +3,7 @@
 5,000 frames in the normal tests; SILODP_LONG=100000 sets another number.
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, asked, reply, silo, table
 
 from silodp.core.accounting import Renyi
-from silodp.core.codec import OVERHEAD, QUERY, VERSION, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
+from silodp.core.codec import OVERHEAD, QUERY, REPLY, VERSION, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
+from silodp.core.errors import BadInput
 from silodp.core.query import (
     ClassCounts,
     DisjointBatches,
+    Event,
     FullBatch,
     Gaussian,
     Grad,
@@ -37,6 +40,7 @@ from silodp.core.query import (
     SteeredSteps,
 )
 from silodp.core.query import WithoutReplacement as Without
+from silodp.core.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.silo.door import Door
 from silodp.silo.policy import CODES
 
@@ -195,8 +199,50 @@ def test_thousands_of_hostile_frames_get_valid_replies_within_the_budget_and_ali
     assert {entry.query_id for entry in charged} == set(answers)
     ledger.verify()
     seldom = {"contributions", "local", "round", "expired", "paused", "run-limit", "rate", "purged", "ledger", "internal", "id"}
+    seldom |= {"taken", "hold-limit", "lapsed"}  # of holds, which have hostile frames of their own
     assert set(CODES) - seldom <= set(codes), set(CODES) - seldom - set(codes)
     assert not seldom & set(codes)
+
+
+def test_hostile_requests_for_holds_get_the_same_bytes_of_neighbours_and_spend_nothing(tmp_path):
+    policy = replace(POLICY, hold_share=0.6, holds_per_asker=2, hold_seconds=50, sees_left=POLICY.askers)
+    now = [1e9]
+    doors = [
+        silo(tmp_path / name, policy=policy, data=data, clock=lambda: now[0]) for name, data in (("a", None), ("b", neighbour(math.inf)))
+    ]
+    coin, sent, codes = Server(5), [], set()
+    for turn in range(400):
+        now[0] += coin.choice([0, 1, 20])
+        names = POLICY.silo if coin.random() < 0.95 else "z", f"run-{coin.randrange(4)}", f"h{coin.randrange(150)}", POLICY.definition
+        honest = (("a", Event(FullBatch(), 8.0, coin.randint(1, 8))),)
+        rows = tuple(("a", Event(coin.sampling(), coin.choice([8.0, *NOISES]), coin.choice([1, 3, *COUNTS]))) for _ in range(2))
+        request = ReleaseRequest(*names) if coin.random() < 0.1 else HoldRequest(*names, honest if coin.random() < 0.7 else rows)
+        with contextlib.suppress(BadInput):  # what no request can say
+            sent.append(encode_hold(request, SERVER if coin.random() < 0.97 else STRANGER))
+        frame = coin.choice(sent) if coin.random() < 0.2 else sent[-1]
+        if coin.random() < 0.1:
+            at = coin.randrange(4, len(frame))
+            frame = frame[:at] + bytes([frame[at] ^ 1 << coin.randrange(8)]) + frame[at + 1 :]
+        if turn % 20 == 0:
+            frame = asked(f"q{turn}", noise=20.0, run="run-9")
+            replies = [decode_reply(door.handle(frame), limit=door.limit, silo_key=SILO_KEY) for door, _ in doors]
+            assert type(replies[0]) is type(replies[1])
+            codes.add(f"query {getattr(replies[0], 'code', 'answered')}")
+            continue
+        raw, beside = (door.handle(frame) for door, _ in doors)
+        assert raw == beside
+        got = decode_reply(raw, limit=10**4) if raw[:4] == REPLY else decode_hold_reply(raw, silo_key=SILO_KEY)
+        assert isinstance(got, HoldReply | Refusal)
+        assert got.code in CODES or (got.code == "" and isinstance(got, HoldReply))
+        codes.add(got.code)
+    assert {"", "budget", "taken", "hold-limit", "lapsed", "id-reused", "signature", "asker", "silo", "rule", "query answered"} <= codes, (
+        codes
+    )
+    for _, ledger in doors:
+        ledger.verify()
+        charged = sum(entry.amount for entry in ledger.entries() if entry.act == "charge")
+        assert charged == pytest.approx(sum(entry.act == "answer" for entry in ledger.entries()) / 400)
+        assert charged <= budget_mu(POLICY.epsilon, POLICY.delta) ** 2
 
 
 @pytest.mark.parametrize("value", [3e38, math.inf, 0.0])

@@ -59,7 +59,16 @@ def test_a_policy_is_read_with_every_field(policy):
         policy.epsilon = 9
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Policy)])
+def test_a_policy_of_before_holds_has_their_defaults_and_each_is_checked(tmp_path, policy):
+    assert (policy.hold_share, policy.holds_per_asker, policy.hold_seconds, policy.sees_left) == (1.0, 4, 3600, ())
+    for line in ("hold_share = 0", "hold_share = 1.5", "hold_share = true", "holds_per_asker = 0", "holds_per_asker = 1.5", "hold_seconds = 0",
+                 "hold_seconds = 1e9", 'sees_left = "all"', f'sees_left = ["{"0" * 64}"]'):  # fmt: skip
+        with pytest.raises(BadInput, match=line.split(" ")[0]):
+            Policy.load(written(tmp_path, f"{line}\n{TOML}"))
+    assert Policy.load(written(tmp_path, f'sees_left = ["{policy.askers[0]}"]\n{TOML}')).sees_left == policy.askers[:1]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Policy) if field.default is dataclasses.MISSING])
 def test_a_missing_misspelt_or_mistyped_field_is_named(tmp_path, name):
     absent = () if name == "answer_after" else ("",)  # older policies have none
     for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = []\n", f"{name} = -1\n", f'{name} = ""\n'):

@@ -13,7 +13,7 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save_file
 from torch import Tensor
 
-from silodp.core.accounting import Budget
+from silodp.core.accounting import Budget, rounded_up
 from silodp.core.codec import Answer, Sealed
 from silodp.core.errors import BadInput
 from silodp.core.problem import Problem
 from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Shared
+from silodp.core.quote import HoldReply
 from silodp.core.totals import Schedule
 from silodp.server.conduct_shuffled import agree_on_rule, least_of, plan_totals
 from silodp.server.federation import Everyone, Federation, StopRun
@@ -36,6 +37,7 @@ from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress as Record
 from silodp.server.progress import measured, measured_total
+from silodp.server.quote import Holds
 from silodp.server.remote import AGAIN, Card, Carrier, Patience, Remote, Told
 from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
@@ -136,8 +138,12 @@ class Conduct:
         quorum: int = 1,
         patience: Patience | None = None,
         shuffler: Shuffler | None = None,
+        held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
     ) -> None:
-        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with."""
+        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with.
+
+        `held` is told what each silo holds for the run, before the first question goes out.
+        """
         agree(cards, problem, order.trust)
         if (order.trust == "shuffle") != bool(shuffler):
             raise BadInput(
@@ -145,23 +151,21 @@ class Conduct:
             )
         self._cards, self._problem, self._order, self._folder = tuple(cards), problem, order, folder
         self._plan, self._run = plan_order(order, cards)
-        asker, there = key.public_key().public_bytes_raw().hex(), folder.exists()
+        asker, self._there = key.public_key().public_bytes_raw().hex(), folder.exists()
         self.run, config = _open_folder(folder, {"order": dataclasses.asdict(order), "asker": asker, "cards": [_plain(c) for c in cards]})
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
             undo.callback(self._journal.close)
             if self._journal.new:  # refused, a new run leaves no folder
-                undo.callback(_discard, folder, there)
+                undo.callback(_discard, folder, self._there)
             self._tally = _Tally(cards, self._plan, Record(folder, keep=True))
             undo.callback(self._tally.record.close)
-            about: dict[str, Any] = {
-                "run": self.run, "key": key, "journal": self._journal, "patience": patience, "told": self._tally.note,
-            }  # fmt: skip
-            self._remote = (
-                ShuffledRemote(cards, carrier, shuffler=shuffler, quorum=least_of(order.least, self._participation()), **about)
-                if shuffler
-                else Remote(cards, carrier, quorum=quorum, **about)
-            )
+            if shuffler:
+                quorum = least_of(order.least, self._participation())
+            asking = {"run": self.run, "key": key, "patience": patience or Patience(), "quorum": quorum}
+            self._holds = Holds(cards, carrier, self._plan, **asking, told=held)
+            about: dict[str, Any] = asking | {"journal": self._journal, "told": self._tally.note, "before": self._holds.keep}
+            self._remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **about) if shuffler else Remote(cards, carrier, **about)
             undo.pop_all()
         self.total = order.rounds
         self.summary: dict[str, Any] = {}
@@ -182,11 +186,17 @@ class Conduct:
             if self._remote.pending:
                 self._tally.charge(*self._remote.pending)
             self._journal.stop(since)
+        except BadInput:
+            if self._journal.new and not self._remote.asked and not self._remote.pending:  # no question has gone out
+                _discard(self._folder, self._there)
+            raise
         finally:
+            self._holds.release()
             self._journal.close()
             self._tally.record.close()
         if last is None:
-            raise BadInput(f"the run ended before its first iterate: {ended}; it can be resumed")
+            spent = ", ".join(f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items())
+            raise BadInput(f"the run ended before its first iterate: {ended}; spent at most: {spent}; it can be resumed")
         self.summary = self._write(last, count, ended)
 
     def _participation(self) -> Everyone:
@@ -252,7 +262,7 @@ class _Tally:
     def _look(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
         used = {name: 1 - share for name, share in self.left().items()}
-        line = {"round": self._iterates + 1, "used": used, "epsilon": self._spent(), "dropped": told.dropped}
+        line = {"round": self._iterates + 1, "used": used, "epsilon": self.spent(), "dropped": told.dropped}
         if told.total:
             line |= measured_total(told.query, *told.total, told.answered)
         else:
@@ -273,7 +283,7 @@ class _Tally:
         spent = [float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0 for mine in self._charged]
         return {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
 
-    def _spent(self) -> dict[str, float]:
+    def spent(self) -> dict[str, float]:
         """At each silo's own delta, which its ledger has too."""
         found = {}
         for card, mine, (seen, _) in zip(self._cards, self._charged, self._totals, strict=True):
@@ -284,7 +294,7 @@ class _Tally:
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
         found = []
-        for i, (card, spent, budget) in enumerate(zip(self._cards, self._spent().values(), self._plan.budgets[0], strict=True)):
+        for i, (card, spent, budget) in enumerate(zip(self._cards, self.spent().values(), self._plan.budgets[0], strict=True)):
             row = {
                 "name": card.name, "epsilon": budget.epsilon, "delta": card.delta, "spent_epsilon_at_most": spent,
                 "answered": self._answered[card.name], "dropped": dict(self._dropped[card.name]), "retired": retired.get(card.name),
@@ -308,7 +318,8 @@ def _discard(folder: Path, kept: bool) -> None:
     for name in ("journal", "progress.jsonl", "run.json"):
         (folder / name).unlink(missing_ok=True)
     if not kept:
-        folder.rmdir()
+        with contextlib.suppress(OSError):  # what others have put there stays
+            folder.rmdir()
 
 
 def _plain(card: Card) -> dict[str, Any]:

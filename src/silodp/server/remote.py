@@ -97,13 +97,16 @@ class Remote:
         quorum: int = 1,
         patience: Patience | None = None,
         told: Callable[[Told, Mapping[str, Answer | Sealed]], None] = lambda told, answers: None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before` is called before each question that goes out, and not for those that the journal answers."""
         if len({card.name for card in cards}) != len(cards):
             raise BadInput(f"the silos are {', '.join(card.name for card in cards)}; each needs a name of its own")
         if not 1 <= quorum <= len(cards):
             raise BadInput(f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the number of silos")
         self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
         self._journal, self._quorum, self._patience, self._told = journal, quorum, patience or Patience(), told
+        self._before = before
         self._sequence, self._silent = 0, set[str]()
         self.retired: dict[str, str] = {}
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
@@ -172,6 +175,7 @@ class Remote:
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             raise StopRun(f"the silos {_list(self.retired)} have retired, and fewer than the quorum of {self._quorum} are left")
+        self._before()
         self.pending = query.event(), tuple(frames)
         answers: dict[str, Answer | Sealed] = {}
         replies: dict[str, bytes] = {}

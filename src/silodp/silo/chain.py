@@ -21,6 +21,7 @@ from silodp.core.accounting import GDP, Budget, Committed, Renyi, Rule, budget_a
 from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
 from silodp.core.totals import Schedule, Totals
+from silodp.silo.holds import Holds
 
 SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
@@ -172,7 +173,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition or records (the data set changed)."""
+    """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition, records (the data set changed), hold or
+    release; of the last two `query_id` is the hold's own id."""
 
     sequence: int
     time: str  # wall clock, for people
@@ -239,6 +241,7 @@ class Tally:
     rounds: dict[str, str] = field(default_factory=dict)
     """Rounds of shuffled totals that were answered, each under one query id: no record is in one total twice."""
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
+    holds: Holds = field(default_factory=Holds)
     generation: int = 0
     """The entry at which the records last changed; partitions of an earlier generation are never used again."""
 
@@ -342,13 +345,16 @@ class Tally:
             self._check(entry.total, self.after(bucket, entry.amount)[1], name)
         self.buckets[bucket] = np.asarray(self.buckets.get(bucket, 0.0) + entry.amount)
         self.total = entry.total
+        self.holds.charge(entry.asker, entry.run, bucket, entry.amount)
         self.queries[entry.query_id] = Known(entry)
         if "levels" in data:
             self.rounds[data["round"]] = entry.query_id
 
     def _note(self, name: str, entry: Entry, data: Any) -> None:
-        known = self.queries.get(entry.query_id)
+        known = None if entry.act in ("hold", "release") else self.queries.get(entry.query_id)
         match entry.act, known:
+            case "hold" | "release", None if self.holds.note(entry, data, lambda event: self.price(event_of(event))):
+                pass
             case "answer", Known(answer=None, purged=False):
                 known.answer = entry
             case "purge", Known(purged=False):
@@ -358,5 +364,6 @@ class Tally:
             case "records", None:
                 self.records, self.layout, self.sketch = data["records"], data["layout"], data["sketch"]
                 self.generation = entry.sequence
+                self.holds.end_all()
             case _:
                 raise Altered(f"{name} ({entry.act!r}) cannot come after the entries before it")

@@ -29,11 +29,14 @@ from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, S
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.core.query import Release, Shared, Shuffled
+from silodp.core.quote import HOLD, HoldReply, HoldRequest, decode_hold, encode_hold_reply
+from silodp.core.quote import LIMIT as HOLD_LIMIT
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
-from silodp.silo.policy import CODES, Policy, Shuffling
+from silodp.silo.policy import CODES, HOUR, Policy, Shuffling
 from silodp.silo.records import Records
+from silodp.silo.reserve import release, take
 
 
 def definition_hash(problem: Problem) -> str:
@@ -43,7 +46,8 @@ def definition_hash(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, or the code of the refusal."""
+    """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, held, released, or the code of the
+    refusal."""
 
     code: str
     query_id: str = "-"
@@ -92,8 +96,11 @@ class Door:
         self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
         self._lock = threading.Lock()
         self._paused = False
-        self.limit = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
-        """Bytes of the longest frame that is looked at: two points of the model in float64."""
+        self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        self.limit = max(self._longest, HOLD_LIMIT)
+        """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
+        self._quotes = list(_holds_since(ledger, clock() - HOUR))
+        """When holds were asked for in the last hour: those that were given count after a restart too."""
 
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is finished."""
@@ -120,7 +127,9 @@ class Door:
         """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if all before it agreed."""
         if self._paused:
             raise Refused("paused")
-        envelope, asker, digest = decode_query(frame, limit=self.limit)
+        if frame[:4] == HOLD:
+            return self._hold(frame)
+        envelope, asker, digest = decode_query(frame, limit=self._longest)
         query, now = envelope.query, self._clock()
         self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
@@ -133,7 +142,7 @@ class Door:
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held,
-            most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf,
+            most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf, now=now,
         )  # fmt: skip
         if slip.answer is not None:
             self._note = replace(self._note, code="repeated")
@@ -152,6 +161,28 @@ class Door:
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         return stored
+
+    def _hold(self, frame: bytes) -> bytes:
+        """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""
+        request, asker, digest = decode_hold(frame)
+        now, wanted = self._clock(), isinstance(request, HoldRequest)
+        self._note = Note("held" if wanted else "released", request.hold)
+        self._policy.check_asker(request, asker, now=now)
+        names = request.silo, request.run, request.hold, digest
+        if not isinstance(request, HoldRequest):
+            with _closed():
+                release(self._ledger, [request.hold], why="run", asker=asker, run=request.run)
+            return encode_hold_reply(HoldReply(*names), self._key)
+        self._quotes = [moment for moment in self._quotes if moment > now - HOUR]
+        self._policy.check_quotes(len(self._quotes))
+        self._quotes.append(now)
+        events = [event for _, event in request.events]
+        about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run}
+        found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
+        self._note = replace(self._note, code=found.code or "held")
+        needed = found.needed if math.isfinite(found.needed) else None
+        left = max(0.0, found.left) if asker in self._policy.sees_left else None
+        return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""
@@ -211,6 +242,11 @@ class Charges:
     def _head(self) -> tuple[int, str]:
         with _closed():
             return self._ledger.head()
+
+
+def _holds_since(ledger: DurableLedger, time: float) -> Iterator[float]:
+    moment = _stamp(time)
+    return (datetime.fromisoformat(entry.time).timestamp() for entry in ledger.entries() if entry.act == "hold" and entry.time > moment)
 
 
 def _stamp(time: float) -> str:

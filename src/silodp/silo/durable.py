@@ -3,7 +3,7 @@
 An answer takes three steps, each durable before the next: charge, store the bytes, send. Every change of state is an entry of a hash chain, and
 (count, head hash) is kept in a second place, the anchor, so that an older copy of the file, an altered one or none at all is refused.
 
-Refusals: budget, local, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
+Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, Shared
 from silodp.silo.atomic import sync_folder
 from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
+from silodp.silo.holds import SLACK as HELD_SLACK
+from silodp.silo.holds import added
 from silodp.silo.identity import Identity, Registered, Registry, tag
 from silodp.silo.lattice import Keystream
 from silodp.silo.ledgerfile import ENTRIES, LedgerFile, now, reason, write_anchor
@@ -112,17 +115,19 @@ class DurableLedger:
         round: str = "",
         held: int | None = None,
         most_local: float = math.inf,
+        now: float | None = None,
     ) -> Slip:
         """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
 
         `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names
         the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take what the
-        shuffler can learn past `most_local`, by a filter (`Tally.local_share`).
+        shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs that have not run out by `now`, in
+        seconds since 1970, are not taken away from them.
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        slip = Slip(self, self._held if held is None else held, most_local, round=round, **about, digest=digest.hex())
+        slip = Slip(self, self._held if held is None else held, most_local, now, round=round, **about, digest=digest.hex())
         with self._file.failing_closed():
             with self._file.transaction() as connection:
                 answer = self._file.answer(connection, slip.known())
@@ -269,7 +274,10 @@ class Slip:
     Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
     """
 
-    def __init__(self, ledger: DurableLedger, held: int | None, most_local: float, *, round: str = "", **about: str) -> None:
+    def __init__(
+        self, ledger: DurableLedger, held: int | None, most_local: float, now: float | None, *, round: str = "", **about: str
+    ) -> None:
+        self._now = time.time() if now is None else now
         self._ledger, self._file, self._held, self._most_local, self._about = ledger, ledger._file, held, most_local, about
         self._round = {"round": round} if round else {}
         self.answer: bytes | None = None
@@ -306,6 +314,7 @@ class Slip:
                     if known is None:
                         if not file.tally.after(bucket, amount)[1] <= file.tally.capacity:
                             raise Refused("budget")
+                        self._check_holds(bucket, amount)
                         file.append(connection, "charge", event=data, bucket=bucket, amount=amount, **self._about)
                     elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (
                         1 + SLACK
@@ -322,6 +331,17 @@ class Slip:
             return self._file.tally.price(event)
         except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
             raise Refused("rule") from None
+
+    def _check_holds(self, bucket: str, amount: float) -> None:
+        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`)."""
+        tally, who = self._file.tally, (self._about["asker"], self._about["run"])
+        others = tally.holds.others(*who, self._now)
+        if not others:
+            return
+        total = float(tally.rule.total({k: np.asarray(v) for k, v in added(tally.buckets, others, {bucket: amount}).items()}))
+        covered = tally.holds.covers(*who, bucket, amount, self._now)
+        if not total <= tally.capacity * (1.0 if covered else 1 - HELD_SLACK):
+            raise Refused("taken")
 
     def _check_local(self, more: dict | None) -> None:
         """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""

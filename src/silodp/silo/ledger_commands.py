@@ -105,6 +105,12 @@ def show(
         return
     out.print(f"{path}: {said_of(summary)}", soft_wrap=True)
     out.print(f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
+    for hold in summary["holds"]:
+        out.print(
+            f"{rounded_up(100 * hold['share'], 1, 'f')} % is held for run {hold['run']} of {hold['asker']}, for {hold['seconds']:.0f} seconds "
+            "more; it is not spent.",
+            soft_wrap=True,
+        )
     if not queries:
         out.print("Nothing has been asked yet.")
         return
@@ -129,6 +135,28 @@ def show(
     out.print(HOLDS, soft_wrap=True)
     if changes := [e for e in opened.entries() if e.act == "records"]:
         out.print(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
+
+
+@ledger.command()
+def release(
+    path: LedgerFile,
+    run: Annotated[str | None, typer.Option(help="Only what is held for this run, as `silodp ledger show` names it.")] = None,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Release what is held for runs, so that others may have it. Nothing that was spent comes back, and a run that goes on may hold it anew.
+
+    Example: `silodp ledger release clinic.ledger`
+    """
+    from silodp.silo import reserve
+
+    opened = _open(path, anchor)
+    found = [o.hold for o in reserve.listed(opened) if run in (None, o.hold.run)]
+    ended = reserve.release(opened, [hold.id for hold in found], why="officer")
+    if as_json:
+        print(json.dumps({"released": ended, "runs": [hold.run for hold in found]}))
+        return
+    out.print(f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held.")
 
 
 @ledger.command()
@@ -251,7 +279,7 @@ def _summary(opened: DurableLedger) -> dict[str, Any]:
     return {
         "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
         "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
-        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, **alone,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, "holds": _holds(opened), **alone,
     }  # fmt: skip
 
 
@@ -268,6 +296,16 @@ def said_of(summary: dict[str, Any]) -> str:
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent against the server, which sees totals ({about}). "
         f"Against the shuffler itself, or whoever else sees this silo's own counts: {local}."
     )
+
+
+def _holds(opened: DurableLedger) -> list[dict[str, Any]]:
+    """The open holds: whose, for which run, the share of the budget that each still reserves, and for how long."""
+    from silodp.silo.reserve import listed
+
+    return [
+        {"id": o.hold.id, "run": o.hold.run, "asker": o.hold.asker, "time": o.hold.time, "share": o.share, "seconds": o.seconds}
+        for o in listed(opened)
+    ]
 
 
 def _queries(opened: DurableLedger) -> list[dict[str, Any]]:

@@ -38,6 +38,8 @@ READ = "This page was started without a token: it can only be read."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",
     "repeated": "The stored answer was sent once more, at no cost.",
+    "held": "What a run will need is held for it; nothing was charged.",
+    "released": "The run has ended, and what was still held for it is free.",
     "started": "The gate began to listen.",
     "stopped": "The gate was stopped.",
     "late": "The reply before took longer than answer_after.",

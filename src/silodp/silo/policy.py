@@ -64,7 +64,10 @@ CODES: dict[str, str] = {
     "not-finite": "A point holds a number that is not finite.",
     "run-limit": "The run has asked as often as the policy lets one run ask.",
     "rate": "The gate has answered as often in the last hour as the policy lets it.",
-    "budget": "The answer would take the data set past its privacy budget.",
+    "budget": "The answer, or the run that a hold is asked for, would take the data set past its privacy budget.",
+    "taken": "What is left of the budget is held for other runs; a hold ends with its run, by its time or by the officer.",
+    "hold-limit": "The asker would hold more of the budget, or for more runs at once, than the policy lets one asker hold.",
+    "lapsed": "The hold of this id has ended; another needs an id of its own.",
     "id": "A name in the query is empty, too long or not printable.",
     "id-reused": "The query's id belongs to a query with other content.",
     "purged": "The answer to this query id has been deleted, and is never computed again.",
@@ -74,13 +77,18 @@ CODES: dict[str, str] = {
 """Every code that a refusal can carry, and what it tells an operator."""
 
 
-class Asked(Protocol):
-    """What a policy looks at: a query, whom it is for, and the SHA-256 of the definition of the problem that it is about."""
+class Addressed(Protocol):
+    """Whom something is for, and the SHA-256 of the definition of the problem that it is about."""
 
     @property
     def silo(self) -> str: ...
     @property
     def model(self) -> str: ...
+
+
+class Asked(Addressed, Protocol):
+    """What a policy looks at: a query, and its address."""
+
     @property
     def query(self) -> Query: ...
 
@@ -116,6 +124,10 @@ class Policy:
     expires: date
     askers: tuple[str, ...]
     answer_after: float = 0.0
+    hold_share: float = 1.0
+    holds_per_asker: int = 4
+    hold_seconds: int = 3600
+    sees_left: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
@@ -142,6 +154,12 @@ class Policy:
             _text("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
         if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
             raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
+        if type(self.hold_share) not in (int, float) or not 0 < self.hold_share <= 1:
+            raise BadInput(f"policy: hold_share is {self.hold_share!r}; it must be a share of the budget, above 0 and at most 1")
+        check_whole("policy", "holds_per_asker", self.holds_per_asker, 1, 64)
+        check_whole("policy", "hold_seconds", self.hold_seconds, 1, 30 * 86400)
+        if not isinstance(self.sees_left, tuple) or any(key not in self.askers for key in self.sees_left):
+            raise BadInput(f"policy: sees_left is {self.sees_left!r}; it must be a list of some of the askers, or empty")
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
@@ -163,14 +181,7 @@ class Policy:
         A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that did not move asks it).
         """
         query, mechanism = envelope.query, envelope.query.mechanism
-        if asker not in self.askers:
-            raise Refused("asker")
-        if envelope.silo != self.silo:
-            raise Refused("silo")
-        if datetime.fromtimestamp(now, UTC).date() > self.expires:
-            raise Refused("expired")
-        if envelope.model != self.definition:
-            raise Refused("model")
+        self.check_asker(envelope, asker, now=now)
         if type(query.statistic).__name__ not in self.statistics:
             raise Refused("statistic")
         if type(mechanism.sampling).__name__ not in self.samplings:
@@ -187,6 +198,22 @@ class Policy:
             raise Refused("batch") from None
         if not self.minimum_batch <= batch <= n:
             raise Refused("batch")
+
+    def check_asker(self, envelope: Addressed, asker: str, *, now: float) -> None:
+        """Raises Refused unless this asker may ask this silo anything about this model at this time."""
+        if asker not in self.askers:
+            raise Refused("asker")
+        if envelope.silo != self.silo:
+            raise Refused("silo")
+        if datetime.fromtimestamp(now, UTC).date() > self.expires:
+            raise Refused("expired")
+        if envelope.model != self.definition:
+            raise Refused("model")
+
+    def check_quotes(self, quotes: int) -> None:
+        """Raises Refused where so many new holds were asked for in the last hour: as often as questions may be, and counted apart from them."""
+        if quotes >= self.queries_per_hour:
+            raise Refused("rate")
 
     def check_rate(self, run: str, *, now: float, counts: Counts) -> None:
         """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""

@@ -49,6 +49,10 @@ COMMENTS = {
     "expires": "The last day on which anything is answered.",
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
     "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
+    "hold_share": "Share of the budget that one asker may hold for its runs at once: so much it can keep from others for a time.",
+    "holds_per_asker": "Runs for which one asker may hold budget at once.",
+    "hold_seconds": "Seconds after which a hold ends by itself, should its run not end it; a run that goes on renews it.",
+    "sees_left": "Those of the askers that are told what is left of the budget, when they ask for a hold.",
     "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
     "label": "Its column with the label.",
     "classes": "The public list of classes, in order; empty for a number.",
@@ -389,7 +393,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     runs, opened, words = listening.running(place.ledger), DurableLedger.open(Path(place.ledger)), listening.tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
-    passed = ("answered", "repeated", "started", "stopped", "late")
+    passed = ("answered", "repeated", "held", "released", "started", "stopped", "late")
     found = {
         "silo": rules.silo, "running": runs, "paused": paused(policy), "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
         "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),

@@ -1,0 +1,225 @@
+"""Before a run starts every gate holds what the run will need of its budget, or the run does not start; at its end the holds are released.
+
+Gates are asked one after another in the order of their names, so that of two servers that want the same budgets one gets them all. If one refuses,
+what was taken is released. Where another run holds what is left, the server tries again after a random pause, a few times.
+A gate that is silent is waited for as in a round, and the run begins without its hold if the quorum holds: its charges go by its filter alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.accounting import rounded_up
+from silodp.core.card import Card
+from silodp.core.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
+from silodp.core.errors import BadInput, Refused
+from silodp.core.query import Event, Gaussian, Sampling, Shared
+from silodp.core.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
+from silodp.server.plan import Plan
+
+if TYPE_CHECKING:
+    from silodp.server.remote import Carrier, Patience
+
+ATTEMPTS = 5
+PASSING = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal", "forged", "silent"})
+"""The gate may answer the same bytes later; if it does not, it is as if it were silent."""
+UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
+RELEASING = 10.0
+"""Seconds in which gates are told that the run has ended; one that does not hear it waits for the hold's own end."""
+
+
+def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | Shared], ...]:
+    """All that the plan asks of one silo: (kind, event), alike ones as one with their counts added up."""
+    merged: dict[tuple[str, Sampling, tuple], tuple[Event | Shared, int]] = {}
+    for asked in plan.asked:
+        if silo in asked.silos:
+            event = _own(plan, asked.kind, asked.event, silo)
+            noise = (
+                (event.noise_multiplier,)
+                if isinstance(event, Event)
+                else (event.levels, event.noise_bits, event.contributions, event.dimension)
+            )
+            key = asked.kind, event.sampling, noise
+            merged[key] = event, merged[key][1] + event.count if key in merged else event.count
+    found = []
+    for (kind, _, _), (event, count) in merged.items():
+        found.append((kind, Event(event.sampling, event.noise_multiplier, count) if isinstance(event, Event) else _counted(event, count)))
+    return tuple(found)
+
+
+def _own(plan: Plan, kind: str, event: Event | Shared, silo: int) -> Event | Shared:
+    """The event at the noise that this silo is asked with."""
+    if isinstance(event, Shared):
+        levels, bits = (int(torch.as_tensor(v).item()) for v in (event.levels, event.noise_bits))
+        return Shared(event.sampling, levels, bits, event.p, event.contributions, event.dimension, event.count)
+    mechanism = plan.mechanisms[kind]
+    assert isinstance(mechanism, Gaussian)
+    multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
+    return Event(event.sampling, float(multiplier if multiplier.ndim == 0 else multiplier[0, silo]), int(np.asarray(event.count)))
+
+
+def _counted(event: Shared, count: int) -> Shared:
+    return Shared(event.sampling, event.levels, event.noise_bits, event.p, event.contributions, event.dimension, count)
+
+
+class Holds:
+    """What the gates hold for one run. `keep` before every question, `release` at the end; `held` says what each gate holds now."""
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        carrier: Carrier,
+        plan: Plan,
+        *,
+        run: str,
+        key: Ed25519PrivateKey,
+        patience: Patience,
+        quorum: int,
+        told: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        events = {card.name: run_events(plan, i) for i, card in enumerate(cards)}
+        self._cards = {card.name: card for card in sorted(cards, key=lambda card: card.name) if events[card.name]}
+        self._events, self._carrier, self._run, self._key = events, carrier, run, key
+        self._patience, self._quorum, self._told, self._pause = patience, min(quorum, len(self._cards)), told, pause
+        self._open: dict[str, str] = {}  # silo: the id of what was asked for, held or perhaps held
+        self._again = 0.0
+        self.held: dict[str, HoldReply] = {}
+
+    def keep(self) -> None:
+        """The first time: takes every hold, or BadInput with none taken. Later: renews them when half of their time is over."""
+        if not self.held:
+            self._take()
+            self._told(self.held)
+        elif time.monotonic() > self._again:
+            self._renew()
+        else:
+            return
+        self._again = time.monotonic() + min((reply.seconds for reply in self.held.values()), default=0) / 2
+
+    def release(self) -> None:
+        """Tells every gate that may hold something for the run that it has ended; whoever does not hear it will find out by itself."""
+        frames = {
+            name: encode_hold(ReleaseRequest(name, self._run, id, self._cards[name].definition), self._key)
+            for name, id in self._open.items()
+        }
+        self._open, self.held = {}, {}
+        if frames:
+            self._exchange(frames, min(self._patience.retry, RELEASING))
+
+    # --- all or none ------------------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            refused = self._all()
+            if refused is None:
+                return
+            self.release()
+            name, reply = refused
+            if reply.code != "taken" or attempt == ATTEMPTS:
+                raise BadInput(self._sentence(name, reply))
+            self._pause(random.SystemRandom().uniform(0, 0.25 * 2**attempt))
+
+    def _all(self) -> tuple[str, HoldReply] | None:
+        """Asks gate after gate; the first refusal, if there is one. BadInput, with nothing held, if fewer than the quorum answer."""
+        begin, missing = time.monotonic(), dict.fromkeys(self._cards, "silent")
+        frames = {name: self._frame(name) for name in self._cards}
+        while True:
+            for name in list(missing):
+                reply = self._ask(name, frames[name], begin + self._patience.deadline)
+                if isinstance(reply, str) and reply not in PASSING:
+                    return name, HoldReply(name, self._run, self._open[name], "", reply)
+                if isinstance(reply, str):
+                    missing[name] = reply
+                elif reply.code:
+                    return name, reply
+                else:
+                    self.held[name] = reply
+                    del missing[name]
+            if len(self.held) >= self._quorum:
+                return None
+            if time.monotonic() > begin + self._patience.limit:
+                said = ", ".join(f"{name} {code}" for name, code in missing.items())
+                self.release()
+                raise BadInput(
+                    f"the run cannot start: {len(self._cards) - len(missing)} of {len(self._cards)} silos said whether they can pay for it, and "
+                    f"{self._quorum} must ({said}); nothing was charged"
+                )
+
+    def _renew(self) -> None:
+        """Each gate holds for another while what the run has not asked for yet; one that does not answer keeps what it had."""
+        for name in self._cards:
+            reply = self._ask(name, self._frame(name), time.monotonic())
+            if isinstance(reply, HoldReply) and not reply.code:
+                self.held[name] = reply
+
+    def _frame(self, name: str) -> bytes:
+        self._open[name] = id = secrets.token_hex(16)
+        return encode_hold(HoldRequest(name, self._run, id, self._cards[name].definition, self._events[name]), self._key)
+
+    # --- one gate ---------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
+        """The gate's own word, or the code of a refusal; "silent" or another that may pass if nothing better came in time."""
+        last, pause = "silent", 0.05
+        while True:
+            left = until - time.monotonic()
+            raw = self._exchange({name: frame}, min(self._patience.retry, max(left, 1.0))).get(name)
+            got = self._opened(name, raw, frame) if raw is not None else "silent"
+            if not isinstance(got, str) or got not in PASSING:
+                return got
+            last = got
+            if until <= time.monotonic():
+                return last
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = min(2 * pause, 1.0)
+
+    def _opened(self, name: str, raw: bytes, frame: bytes) -> HoldReply | str:
+        key = self._cards[name].key
+        try:
+            if raw[:4] == REPLY:
+                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
+                if not isinstance(refusal, Refusal):
+                    return "forged"
+                bound = refusal.digest == hashlib.sha256(frame).hexdigest()
+                return refusal.code if bound or (not refusal.digest and refusal.code in UNBOUND) else "forged"
+            reply = decode_hold_reply(raw, silo_key=key)
+        except Refused:
+            return "forged"
+        wanted = name, self._run, self._open[name], hashlib.sha256(frame[OVERHEAD:]).hexdigest()
+        return reply if (reply.silo, reply.run, reply.hold, reply.digest) == wanted else "forged"
+
+    def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        try:
+            return self._carrier.exchange(frames, timeout)
+        except Exception as error:  # the wire's own exception, which this folder may not name
+            if not isinstance(getattr(error, "code", None), str):
+                raise
+            return {}
+
+    def _sentence(self, name: str, reply: HoldReply) -> str:
+        """What is needed, and what is left where the silo says so; nobody has paid anything."""
+        card = self._cards[name]
+        needed = f"{rounded_up(100 * reply.needed, 1, 'f')} %" if reply.needed is not None else "more"
+        left = "" if reply.left is None else f", and {np.floor(1000 * reply.left) / 10:.1f} % is left"
+        said = {
+            "budget": ("" if left else ", which has less left", "use a smaller --epsilon"),
+            "taken": (", and other runs hold some of it", "use a smaller --epsilon, or wait for the end of the other runs"),
+            "hold-limit": (", more than its policy lets one server hold at once", "use a smaller --epsilon, or end your other runs"),
+        }
+        if reply.code not in said:
+            return f"the run cannot start: silo {name} refuses to hold what it needs ({reply.code}); nothing was charged"
+        why, advice = said[reply.code]
+        return (
+            f"the run cannot start: it needs {needed} of the budget of silo {name} (epsilon {card.epsilon:g}){left}{why}; "
+            f"nothing was charged and nothing is held; {advice}"
+        )

@@ -1,0 +1,109 @@
+"""Holds as data: what other runs may not take away from a run before it has asked for it. A hold is never spend, and pays for nothing.
+
+No file and no clock are touched here; `chain.Tally` replays the entries into this, and `reserve` writes them. A hold has buckets in the ledger's own
+unit. What it still reserves, in each bucket, is what was held less what its run was charged there, before or after, and never below 0.
+
+Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve). A hold is taken, and a charge that no hold
+covers is made, only if T (for a charge: without what its own run reserves) stays at most capacity (1 - SLACK); a charge that its run's hold covers
+moves an amount from reserved to spent in one bucket, and T stays. So a run that asks what it holds for is never refused for budget while its
+hold lives, for SLACK is far above what some 10,000 roundings make of T. Every charge passes the filter alone too, whatever is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SLACK = 1e-10
+COVERED = 1e-12
+"""What rounding may take a run's charges past its hold, as a share of the hold."""
+
+Amounts = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """An open hold: whose, for which run, until when (seconds since 1970), and how much of each bucket."""
+
+    id: str
+    asker: str
+    run: str
+    digest: str
+    time: str
+    until: int
+    buckets: Amounts
+
+
+def added(*parts: Amounts) -> dict[str, float]:
+    """Bucket by bucket."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for bucket, amount in part.items():
+            total[bucket] = total.get(bucket, 0.0) + float(amount)
+    return total
+
+
+@dataclass
+class Holds:
+    """What the chain says of holds so far, and what each run was charged."""
+
+    open: dict[str, Hold] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)
+    """Ids of holds that have ended: none of them is ever taken again, whoever repeats its request."""
+    charged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """By (asker, run)."""
+
+    # --- the replay -------------------------------------------------------------------------------------------------------------
+
+    def charge(self, asker: str, run: str, bucket: str, amount: float) -> None:
+        mine = self.charged.setdefault((asker, run), {})
+        mine[bucket] = mine.get(bucket, 0.0) + amount
+
+    def note(self, entry: Any, data: Mapping[str, Any], price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> bool:
+        """Takes in an entry that takes or releases a hold; False if it cannot come now."""
+        if entry.act == "release":
+            return data["why"] in ("run", "officer") and self._end([entry.query_id])
+        if entry.query_id in self.open or entry.query_id in self.over or not entry.query_id:
+            return False
+        buckets = added(*({bucket: amount} for bucket, amount in map(price, data["events"])))
+        if not (type(data["until"]) is int and buckets and self._end(data["ends"])):
+            return False
+        self.open[entry.query_id] = Hold(entry.query_id, entry.asker, entry.run, entry.digest, entry.time, data["until"], buckets)
+        return True
+
+    def _end(self, ids: Iterable[str]) -> bool:
+        ids = list(ids)
+        if any(id not in self.open for id in ids):
+            return False
+        for id in ids:
+            del self.open[id]
+        self.over |= set(ids)
+        return True
+
+    def end_all(self) -> None:
+        """The records have changed: what was held was priced for others."""
+        self._end(list(self.open))
+
+    # --- what is held -----------------------------------------------------------------------------------------------------------
+
+    def reserves(self, hold: Hold) -> dict[str, float]:
+        """What the hold still reserves."""
+        return self.rest(hold.asker, hold.run, hold.buckets)
+
+    def rest(self, asker: str, run: str, buckets: Amounts) -> dict[str, float]:
+        """What of these amounts the run has not been charged yet."""
+        charged = self.charged.get((asker, run), {})
+        return {bucket: max(0.0, amount - charged.get(bucket, 0.0)) for bucket, amount in buckets.items()}
+
+    def live(self, now: float) -> list[Hold]:
+        return [hold for hold in self.open.values() if hold.until > now]
+
+    def others(self, asker: str, run: str, now: float) -> dict[str, float]:
+        """What is held for other runs than this one, by whomever."""
+        return added(*(self.reserves(hold) for hold in self.live(now) if (hold.asker, hold.run) != (asker, run)))
+
+    def covers(self, asker: str, run: str, bucket: str, amount: float, now: float) -> bool:
+        """Whether a charge is within what the run holds."""
+        held = sum(hold.buckets.get(bucket, 0.0) for hold in self.live(now) if (hold.asker, hold.run) == (asker, run))
+        return self.charged.get((asker, run), {}).get(bucket, 0.0) + amount <= held * (1 + COVERED)

@@ -1,0 +1,146 @@
+"""Taking and releasing holds in a data set's ledger: each a durable entry of its chain, made in one transaction with the check that allows it.
+
+A hold is for one asker's run, capped by the policy in share, number and seconds. Whether it is given is a function of the request, the policy, the
+ledger and the time. It ends with its run, by its time, by the officer (`silodp ledger release`), or when the records change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from silodp.core.errors import Refused
+from silodp.core.query import Event, Shared
+from silodp.silo.chain import Tally, event_of, plain
+from silodp.silo.durable import DurableLedger
+from silodp.silo.holds import SLACK, Amounts, Hold, added
+
+
+class Caps(Protocol):
+    """The policy's limits of what one asker may hold."""
+
+    @property
+    def hold_share(self) -> float: ...
+    @property
+    def holds_per_asker(self) -> int: ...
+    @property
+    def hold_seconds(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`code` is empty if the amount is held. `needed` and `left` are shares of the ledger's capacity."""
+
+    code: str
+    needed: float
+    left: float
+    seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Open:
+    """An open hold as the officer sees it: what it still reserves, as a share of the capacity."""
+
+    hold: Hold
+    share: float
+    seconds: float
+
+
+def take(
+    ledger: DurableLedger,
+    *,
+    hold: str,
+    digest: str,
+    asker: str,
+    run: str,
+    events: Sequence[Event | Shared],
+    caps: Caps,
+    now: float,
+    held: int | None,
+) -> Outcome:
+    """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
+
+    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed") if it has ended since, Refused("id-reused") for another
+    request under its id, Refused("rule") where the ledger has no price.
+    """
+    data, file = [plain(event) for event in events], ledger._file
+    with file.failing_closed():
+        with file.transaction() as connection:
+            tally, holds = file.tally, file.tally.holds
+            ledger.check_held(held)
+            wanted = _priced(tally, data)
+            rest = holds.rest(asker, run, wanted)
+            others = holds.others(asker, run, now)
+            needed, left = _share(tally, rest), 1 - _share(tally, added(tally.buckets, others))
+            if hold in holds.over:
+                raise Refused("lapsed")
+            if (known := holds.open.get(hold)) is not None:
+                if (known.digest, known.asker, known.run) != (digest, asker, run):
+                    raise Refused("id-reused")
+                if known.until <= now:
+                    raise Refused("lapsed")
+                return Outcome("", needed, left, round(known.until - now))
+            if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
+                return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
+            mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
+            code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), len(mine), caps)
+            if not code:
+                until = int(now) + caps.hold_seconds
+                # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
+                ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
+                about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
+                file.append(connection, "hold", event={"events": data, "until": until, "ends": ends}, **about)
+        file.pin()
+    return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
+
+
+def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, number: int, caps: Caps) -> str:
+    if not _share(tally, added(tally.buckets, rest)) <= 1 - SLACK:
+        return "budget"
+    if not _share(tally, added(tally.buckets, others, rest)) <= 1 - SLACK:
+        return "taken"
+    return "hold-limit" if number >= caps.holds_per_asker or not _share(tally, added(mine, rest)) <= caps.hold_share else ""
+
+
+def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
+    try:
+        return added(*({bucket: amount} for bucket, amount in (tally.price(event_of(event)) for event in data)))
+    except Exception:  # whatever a numerical library raises: what cannot be priced is not held
+        raise Refused("rule") from None
+
+
+def _share(tally: Tally, buckets: Amounts) -> float:
+    return float(tally.rule.total({bucket: np.asarray(amount) for bucket, amount in buckets.items()})) / tally.capacity
+
+
+def release(ledger: DurableLedger, ids: Sequence[str], *, why: str, asker: str | None = None, run: str | None = None) -> int:
+    """Ends the open ones among these holds, if they are the asker's own for this run where one is named; how many that were."""
+    ended, file = 0, ledger._file
+    for id in ids:
+        with file.explained(), file.transaction() as connection:
+            hold = file.tally.holds.open.get(id)
+            if hold is not None and (asker is None or (hold.asker, hold.run) == (asker, run)):
+                about = {"query_id": id, "digest": hold.digest, "asker": hold.asker, "run": hold.run, "kind": "hold"}
+                file.append(connection, "release", event={"why": why}, **about)
+                ended += 1
+        with file.explained():
+            file.pin()
+    return ended
+
+
+def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
+    """The holds that count now, as of the file."""
+    moment = time.time() if now is None else now
+    return list(_listed(ledger, moment))
+
+
+def _listed(ledger: DurableLedger, now: float) -> Iterator[Open]:
+    file = ledger._file
+    with file.explained(), file.transaction(write=False):
+        found = [(hold, _share(file.tally, file.tally.holds.reserves(hold))) for hold in file.tally.holds.live(now)]
+    for hold, share in found:
+        yield Open(hold, share, hold.until - now)

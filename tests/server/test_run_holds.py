@@ -1,0 +1,198 @@
+"""A run that cannot be paid for does not start: all gates hold what it needs or none does, over real gates and ledgers."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gates import ASKER, PATIENCE, three_gates
+from silodp.core.errors import BadInput
+from silodp.core.quote import HoldRequest, encode_hold
+from silodp.server.conduct import Conduct, Order
+from silodp.server.quote import Holds, run_events
+from silodp.server.remote import Patience
+from silodp.silo.reserve import listed, release
+
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
+KEYS = tuple(key.public_key().public_bytes_raw().hex() for key in (ASKER, OTHER))
+ORDER = Order("spider", rounds=4, phase=2, epsilon=1.0)
+QUICK = Patience(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def gates():
+    with three_gates(epsilon=10.0, askers=KEYS, sees_left=KEYS[:1], queries_per_run=10_000) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_held(gates):
+    yield
+    for gate in gates.gates:
+        release(ledger := gate.ledger(), [o.hold.id for o in listed(ledger)], why="officer")
+
+
+def conduct(gates, folder, order=ORDER, *, key=ASKER, carrier=None, patience=QUICK, **more) -> Conduct:
+    return Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=key, patience=patience, **more)
+
+
+def acts(gates) -> list[list[str]]:
+    return [[entry.act for entry in gate.ledger().entries()] for gate in gates.gates]
+
+
+def held(gates) -> list[float]:
+    return [sum(o.share for o in listed(gate.ledger())) for gate in gates.gates]
+
+
+def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
+    made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=epsilon), key=key)
+    made._journal.close()
+    made._tally.record.close()
+    return Holds(gates.cards, carrier or gates.direct(), made._plan, run=run, key=key, patience=QUICK, quorum=1, **more)
+
+
+def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_path):
+    told, before = {}, [gate.ledger().used() for gate in gates.gates]
+    seen = []
+    run = conduct(gates, tmp_path / "run", held=told.update)
+    for progress in run:
+        seen.append(held(gates))
+        assert progress.dropped == {}
+    assert list(told) == ["silo-0", "silo-1", "silo-2"]
+    for i, gate in enumerate(gates.gates):
+        spent = gate.ledger().used() - before[i]
+        assert told[f"silo-{i}"].needed == pytest.approx(spent, rel=1e-6), "it held what it then spent"
+        assert [round(row[i] / spent, 6) for row in seen] == [0.6, 0.5, 0.1, 0.0], "a charge takes from the hold"
+    assert held(gates) == [0, 0, 0]
+    assert all(row[-1] == "release" for row in acts(gates))
+
+
+def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_folder(gates, tmp_path):
+    blocker = holder(gates, "blocker", OTHER, 9.0, folder=tmp_path / "b")
+    frame = blocker._frame("silo-2")  # the last in the canonical order: the others have said yes by then
+    blocker._exchange({"silo-2": frame}, PATIENCE)
+    before = acts(gates)
+    pauses: list[float] = []
+    taker = holder(gates, "taker", ASKER, 9.0, folder=tmp_path / "t", pause=pauses.append)
+    with pytest.raises(
+        BadInput, match=r"needs \d\d\.\d % of the budget of silo silo-2 .*, and \d+\.\d % is left, and other runs hold some"
+    ):
+        taker.keep()
+    assert len(pauses) == 4, "it tried again, after random pauses"
+    assert len(set(pauses)) == 4
+    assert all(0 <= pause <= 8 for pause in pauses)
+    assert held(gates)[:2] == [0, 0]
+    for was, is_, kinds in zip(before, acts(gates), ({"hold", "release"}, {"hold", "release"}, set()), strict=True):
+        assert set(is_[len(was) :]) == kinds
+    with pytest.raises(BadInput, match="other runs hold some of it"):
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=9.0)))
+    assert not (tmp_path / "run").exists()
+    blocker.release()
+    with pytest.raises(BadInput, match=r"silo silo-0 \(epsilon 10\), and \d+\.\d % is left; nothing was charged"):
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=10.0)))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BadInput, match=r"which has less left; nothing was charged and nothing is held"):
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=10.0), key=OTHER))
+    assert held(gates) == [0, 0, 0]
+    assert [row.count("charge") for row in acts(gates)] == [row.count("charge") for row in before]
+
+
+def test_a_run_of_two_servers_that_want_it_all_one_gets_it_all(gates, tmp_path):
+    first = holder(gates, "first", ASKER, 7.0, folder=tmp_path / "1")
+    first.keep()
+    waited = []
+
+    def ends(seconds: float) -> None:
+        waited.append(seconds)
+        first.release()
+
+    second = holder(gates, "second", OTHER, 7.0, folder=tmp_path / "2", pause=ends)
+    second.keep()
+    assert len(waited) == 1
+    assert {o.hold.run for gate in gates.gates for o in listed(gate.ledger())} == {"second"}
+    second.release()
+
+
+def test_a_resumed_run_holds_what_remains_and_one_whose_hold_is_gone_goes_on_by_the_filter(gates, tmp_path):
+    run = iter(conduct(gates, tmp_path / "run"))
+    next(run)
+    needed = held(gates)
+    for gate in gates.gates:  # as if the server had been killed, and the hold had run out
+        release(gate.ledger(), [o.hold.id for o in listed(gate.ledger())], why="officer")
+    assert next(run).dropped == {}, "charges go by the filter"
+    run.close()
+    told = {}
+    again = conduct(gates, tmp_path / "run", held=told.update)
+    assert len(list(again)) == 4
+    assert again.summary["ended"] == "finished"
+    assert [told[f"silo-{i}"].needed for i in range(3)] == pytest.approx([share * 5 / 6 for share in needed], rel=1e-6)
+    for gate in gates.gates:
+        assert len(set(gate.charges(again.run))) == len(gate.charges(again.run)) == 4
+
+
+def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
+    """A run of which nobody answers the first question has spent something all the same, and says how much at each silo."""
+
+    class Deaf:
+        def __init__(self):
+            self.gates = gates.direct()
+
+        def exchange(self, frames, timeout):
+            replies = self.gates.exchange(frames, timeout)
+            return {name: reply for name, reply in replies.items() if frames[name][:4] == b"SDPH"}
+
+        def names(self):
+            return self.gates.names()
+
+    patience = Patience(deadline=1.0, limit=1.0, retry=1.0)
+    with pytest.raises(
+        BadInput, match=r"spent at most: silo-0 epsilon 0\.\d+, silo-1 epsilon 0\.\d+, silo-2 epsilon 0\.\d+; it can be resumed"
+    ):
+        list(conduct(gates, tmp_path / "run", carrier=Deaf(), patience=patience))
+    assert (tmp_path / "run/journal").exists()
+    assert held(gates) == [0, 0, 0]
+    assert len(list(conduct(gates, tmp_path / "run"))) == 4
+
+
+def test_a_hold_that_was_released_is_not_taken_again_by_whoever_repeats_its_bytes(gates, tmp_path):
+    made = holder(gates, "replayed", ASKER, 1.0, folder=tmp_path / "r")
+    frame = made._frame("silo-0")
+    carrier = gates.direct()
+    assert made._opened("silo-0", carrier.exchange({"silo-0": frame}, PATIENCE)["silo-0"], frame).code == ""
+    made.release()
+    made._open["silo-0"] = "anything"
+    assert made._opened("silo-0", carrier.exchange({"silo-0": frame}, PATIENCE)["silo-0"], frame) == "lapsed"
+    for key, wanted in ((Ed25519PrivateKey.generate(), "asker"), (ASKER, "silo")):
+        request = HoldRequest("silo-1", "r", "h", gates.cards[0].definition, made._events["silo-0"])
+        sent = encode_hold(request, key)
+        assert made._opened("silo-0", carrier.exchange({"silo-0": sent}, PATIENCE)["silo-0"], sent) == wanted
+    assert held(gates) == [0, 0, 0]
+
+
+def test_holds_are_renewed_at_half_their_time(gates, tmp_path):
+    made = holder(gates, "long", ASKER, 1.0, folder=tmp_path / "r")
+    made.keep()
+    ids = dict(made._open)
+    made.keep()
+    assert made._open == ids
+    made._again = time.monotonic() - 1
+    made.keep()
+    assert not set(made._open.values()) & set(ids.values())
+    assert [len(listed(gate.ledger())) for gate in gates.gates] == [1, 1, 1]
+    made.release()
+
+
+def test_the_events_of_a_plan_are_what_the_run_is_charged(gates, tmp_path):
+    for order in (
+        ORDER,
+        replace(ORDER, algorithm="local-sgd", local_steps=3),
+        replace(ORDER, algorithm="mb-sgd", sampling="disjoint", rounds=3),
+    ):
+        run = conduct(gates, tmp_path / order.algorithm, replace(order, epsilon=0.3))
+        planned = run_events(run._plan, 1)
+        list(run)
+        charged = [json.loads(e.event) for e in gates[1].ledger().entries() if e.act == "charge" and e.run == run.run]
+        assert sum(event.count for _, event in planned) == sum(event["count"] for event in charged)
+        assert {event.noise_multiplier.hex() for _, event in planned} == {event["noise_multiplier"] for event in charged}

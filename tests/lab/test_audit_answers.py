@@ -177,6 +177,7 @@ def test_a_tenth_of_a_deployed_gates_noise_is_seen(factor, tmp_path):
 
 
 CAUGHT_BY = {
+    "half noise of few coordinates": "noise of small answers",
     "noise of one sign": "noise of every answer",
     "one draw for all coordinates": "noise of every answer",
     "last coordinate without noise": "noise of every answer",

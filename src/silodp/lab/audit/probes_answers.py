@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from silodp.core.losses import logistic
@@ -106,6 +107,37 @@ def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None
         if off := int((gamma * whole / scale != values).sum()):
             raise Caught(f"{row}: {off} released numbers are not on the public lattice")
         normal.low_bits(whole.astype(np.int64), str(row), RATE / len(answerable()))
+
+
+def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """The same of few coordinates, another clip and little noise: 32 answers of each row on records of zero, around their own mean.
+
+    Half the noise is seen with probability 0.9999.
+    """
+    n, features, releases = 6, 8, 32
+    problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
+    records = Records(torch.zeros(1, n, features, dtype=torch.float64), torch.zeros(1, n, dtype=torch.int64), (n,), ("silo",))
+    exact = pipeline.exact(problem, records, partition=lambda name, batches: np.arange(n), held_out_share=0.4)
+    gate = pipeline.gate(exact, Free(), dim=features, counts=[n])
+    for row in answerable():
+        query = row.query(features=features)
+        m, batch, part = (
+            query.mechanism.clipped(1.5 * query.mechanism.clip),
+            query.mechanism.sampling.batch(n),
+            held if row.statistic is Score else ~held,
+        )
+        if isinstance(m, Shuffled):
+            m, std = replace(m, levels=5, noise_bits=37), math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
+        else:
+            m = replace(m, noise_multiplier=0.3)
+            std = 0.3 * 2 * float(m.clip) / (batch * int(part.sum()) / n) * (STEP * math.sqrt(row.steps) if row.steps > 1 else 1.0)
+        z = np.stack([gate.answer(replace(query, mechanism=m), [0]).value[0, 0].numpy() for _ in range(releases)]) / std
+        square, freedom = float(z.var(0, ddof=1).sum() * (releases - 1)), (releases - 1) * z.shape[1]
+        low, high = stats.chi2.isf([1 - RATE / 2 / len(answerable()), RATE / 2 / len(answerable())], freedom)
+        if not low < square < high:
+            raise Caught(
+                f"{row}: with {z.shape[1]} coordinates the noise has {math.sqrt(square / freedom):.2f} times the size that is paid for"
+            )
 
 
 # --- records and price ----------------------------------------------------------------------------------------------------------------
@@ -257,6 +289,7 @@ def _variants(n: int, features: int, at: int) -> Iterator[Records]:
 
 ANSWERS: dict[str, Probe] = {
     "noise of every answer": noise_of_every_answer,
+    "noise of small answers": noise_of_small_answers,
     "records and price of every answer": records_and_price_of_every_answer,
     "reach of every answer": reach_of_every_answer,
     "lattice of every answer": lattice_of_every_answer,

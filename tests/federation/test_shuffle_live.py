@@ -90,9 +90,9 @@ def federation():
         shutil.rmtree(home)
 
 
-def conducted(f, order: Order, place: Path, *, carrier=None, patience=CALM) -> dict:
+def conducted(f, order: Order, place: Path, *, carrier=None, patience=CALM, **more) -> dict:
     """The summary of a run in this process."""
-    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, patience=patience, shuffler=f.mixer)
+    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, patience=patience, shuffler=f.mixer, **more)
     for _ in run:
         pass
     return run.summary
@@ -431,10 +431,12 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
 def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_fewer(federation, tmp_path):
     f, order = federation, replace(ORDER, epsilon=1.0, rounds=2)
     before = store_of(f)[0].since(0)
-    kill(f, "gate silo-3")
     with pytest.raises(BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"):
-        conducted(f, order, tmp_path / "all", patience=BRIEF)
+        conducted(f, order, tmp_path / "all", patience=BRIEF, held=lambda held: kill(f, "gate silo-3"))
     assert [len(mine) for mine in charges(f, run_of(tmp_path / "all"))] == [1, 1, 0]
+    with pytest.raises(BadInput, match=r"2 of 3 silos said whether they can pay for it, and 3 must \(silo-3 silent\); nothing was charged"):
+        conducted(f, order, tmp_path / "none", patience=BRIEF)
+    assert not (tmp_path / "none").exists()
     assert store_of(f)[0].since(0) == before
 
     class Greedy(ShuffledRemote):

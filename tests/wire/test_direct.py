@@ -1,6 +1,7 @@
 """The gates of this machine without an engine, the commands for them, and peers without a server: real daemons, real bytes."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.peers import Folder, Peer
 from silodp.server.remote import Patience, Remote
 from silodp.silo.durable import DurableLedger
+from silodp.silo.reserve import listed
 from silodp.wire.hub import Direct
 
 pytestmark = pytest.mark.xdist_group("direct")  # one set of daemons for all
@@ -185,6 +187,15 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         code, text, _ = silodp("run", "--folder", folder, "--epsilon", 0.50004, "--rounds", 4, "--phase", 2)
         assert "silo-2: answered 4 of 4 questions, spent at most epsilon 0.5001 of 0.50004 at delta " in text
         assert (folder / "runs/2/model.safetensors").exists()
+        before = charged(folder)
+        code, _, err = silodp("run", "--folder", folder, "--epsilon", 10, "--rounds", 4, "--phase", 2)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert re.search(
+            r"needs 100\.0 % of the budget of silo silo-1 \(epsilon 10\), and 9\d\.\d % is left; nothing was charged and nothing is", err
+        )
+        assert charged(folder) == before
+        assert not (folder / "runs/3").exists()
+        assert not any(listed(DurableLedger.open(path)) for path in folder.glob("silos/*/ledger.db"))
         for words, wanted in (
             (("up", "--folder", folder, "--data", "wbcd"), "has a federation already"),
             (("run", "--folder", folder, "--out", folder / "runs/2"), "holds a run already"),
@@ -198,6 +209,7 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         ):
             code, _, err = silodp(*words)
             assert (code, err.count("\n"), wanted in err) == (2, 1, True), err
+        assert not (folder / "runs/3").exists(), "a run that was refused leaves no folder"
     finally:
         assert silodp("down", "--folder", folder)[0] == 0
     assert not any(_command(process["pid"]) for process in made["processes"])

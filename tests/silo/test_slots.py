@@ -101,7 +101,8 @@ def hostile_points(of: Problem) -> dict[str, torch.Tensor]:
     cancelling = w.sign() * 1e18 * PATTERN.repeat(w.numel() // 5 + 1)[: w.numel()] + w
     scales = torch.tensor([1e-310, 1.0, 1e18, 1e150, 1e-20], dtype=torch.float64).repeat(w.numel() // 5 + 1)[: w.numel()]
     points = {"ordinary": w, "cancelling": cancelling, "mixed": w * scales, "huge": 1e200 * w, "vanishing": 1e-310 * w}
-    return dict(list(points.items())[: 3 if isinstance(of.model, Sequence) else None])  # attention takes its time
+    slow = isinstance(of.model, Sequence | Tokens) or of.loss is strict  # attention, and halving for records that raise
+    return dict(list(points.items())[: 3 if slow else None])
 
 
 def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> np.ndarray:
@@ -243,8 +244,21 @@ class Gathering(Exact):
         return quantised(rows(self._x[chosen].double(), self._y[chosen].double()), clip, gamma).sum(0).numpy()
 
 
-def gathering(data: Records) -> Exact:
-    return Gathering(attack.PROBLEM, data, partition=lambda name, batches: np.arange(data.counts[0]))
+class InFours(Gathering):
+    """The same with kernels that add as many a library does: four rows at a time in one order, and the rows that are left in another."""
+
+    def _gradients(self, points):
+        def rows(x, y):
+            terms, fours = (x * points[0][0, :-1]).numpy(), len(x) // 4 * 4
+            forward, backward = terms.cumsum(1)[:, -1], terms[:, ::-1].cumsum(1)[:, -1]
+            output = torch.from_numpy(np.where(np.arange(len(x)) < fours, forward, backward))
+            return 2 * (output - y)[:, None] * torch.cat([x, torch.ones(len(x), 1)], 1)
+
+        return rows
+
+
+def of_kind(kind: type[Exact]) -> attack.Answerer:
+    return lambda data: kind(attack.PROBLEM, data, partition=lambda name, batches: np.arange(data.counts[0]))
 
 
 @pytest.mark.parametrize(("n", "rate"), attack.CASES)
@@ -255,16 +269,18 @@ def test_no_point_makes_a_poisson_release_give_away_more_than_is_charged(n, rate
     assert attack.delta(seen, rate, attack.affordable(n, rate)) <= attack.PROMISE.delta
 
 
-@pytest.mark.parametrize(("n", "rate", "price", "promise"), [(4, 0.25, 5, 1), (5, 0.25, 5, 30), (20, 0.05, 100, 1), (100, 0.05, 100, 0)])
+@pytest.mark.parametrize(("n", "rate", "price", "promise"), [(4, 0.25, 5, 2), (20, 0.05, 100, 0), (100, 0.05, 100, 0)])
 def test_the_attack_finds_an_answerer_guilty_that_gathers_its_batches(n, rate, price, promise):
-    """By which factors the price, and the promise of delta, are broken at least: kernels differ from machine to machine."""
-    if len(attack.points(gathering, 60)) < 2:
-        pytest.skip("not tested: on this machine a product rounds a row in one way whatever the number of rows")
-    seen = attack.attack(gathering, n, rate)
-    assert attack.divergence(seen, rate) > 1.5 * attack.charged(n, rate)
-    if torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        assert attack.divergence(seen, rate) > price * attack.charged(n, rate)
-        assert attack.delta(seen, rate, attack.affordable(n, rate)) > promise * attack.PROMISE.delta
+    """By which factors the price, and the promise of delta, are broken at least."""
+    seen = attack.attack(of_kind(InFours), n, rate)
+    assert attack.divergence(seen, rate) > price * attack.charged(n, rate)
+    assert attack.delta(seen, rate, attack.affordable(n, rate)) > promise * attack.PROMISE.delta
+
+
+def test_the_attack_finds_this_machines_own_kernels_guilty_where_a_batch_is_gathered():
+    guilty = [n for n in (4, 5) if attack.divergence(attack.attack(of_kind(Gathering), n, 0.25), 0.25) > 2 * attack.charged(n, 0.25)]
+    if not guilty:
+        pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
 
 
 # --- the gate's test of itself ---------------------------------------------------------------------------------------------------------

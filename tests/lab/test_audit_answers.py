@@ -270,7 +270,7 @@ def test_a_row_without_the_power_to_see_half_as_much_again_says_so(silodp, monke
     assert not row["sees"]
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row])
     said = " ".join(silodp("audit", "--algorithm", "mb-sgd")[1].split())
-    assert "Too weak to see it, were the noise that of a claim 1.5 times as large: mb-sgd, poisson:0.5 at 1, from 2 x 100 runs." in said
+    assert "Too few runs to see it, were the noise that of a claim 1.5 times as large: mb-sgd, poisson:0.5 at 1." in said
 
 
 def test_the_poisson_row_sees_a_claim_that_is_half_as_much_again():

@@ -58,7 +58,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     q.LocalSteps: lambda d: q.LocalSteps(_point(d, 1), STEPS, STEP),
     q.SteeredSteps: lambda d: q.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
     q.Histogram: lambda d: q.Histogram(torch.tensor([0.5]), d),
-    q.Moments: lambda d: q.Moments(torch.full((d,), -2.0), torch.full((d,), 5.0)),
+    q.Moments: lambda d: q.Moments(torch.zeros(d), torch.full((d,), 5.0)),  # of zeros each u is -1: as long as a record can be
     q.Score: lambda d: q.Score(_point(d, 1), min(q.MAX_BINS, d), 8.0),
     q.ClassCounts: lambda d: q.ClassCounts(max(2, d)),
     q.MissingRates: lambda d: q.MissingRates(d),

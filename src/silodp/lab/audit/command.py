@@ -78,12 +78,8 @@ def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: in
         for gap in dict.fromkeys(row["gap"] for row in rows if row["gap"]):
             named = ", ".join(dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap))
             out.print(f"Below the claim must stay {named}: {gap}.")
-        for row in rows:
-            if not row["sees"]:
-                out.print(
-                    f"Too weak to see it, were the noise that of a claim {FACTOR:g} times as large: {report.name_of(row)} at"
-                    f" {row['claimed_epsilon']:g}, from 2 x {row['runs']} runs."
-                )
+        if weak := [f"{report.name_of(row)} at {row['claimed_epsilon']:g}" for row in rows if not row["sees"]]:
+            out.print(f"Too few runs to see it, were the noise that of a claim {FACTOR:g} times as large: {'; '.join(weak)}.")
         if answers:
             out.print(report_answers.table(answers))
         for says in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:

@@ -59,11 +59,11 @@ def answers(pipeline: Pipeline = SOUND) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    drawn_table = Table(title="What a deployed gate answers: its noise and its coins over what they are priced for, with 95 % intervals")
+    drawn_table = Table(title="What a deployed gate answers: noise and coins over what is paid for (95 %)")
     for column in ("answer", "noise", "coins", "alarm"):
-        drawn_table.add_column(column, justify="left" if column == "answer" else "right", no_wrap=True)
+        drawn_table.add_column(column, justify="left" if column == "answer" else "right", overflow="fold")
     for row in rows:
-        shown = [f"{v[0]:.3f} ({v[1]:.3f}-{v[2]:.3f})" if v else "" for v in (row["noise"], row["coins"])]
+        shown = [f"{v[0]:.3f} ±{(v[2] - v[1]) / 2:.3f}" if v else "" for v in (row["noise"], row["coins"])]
         name = ", ".join(row[part] for part in ("statistic", "mechanism", "sampling"))
         drawn_table.add_row(name, *shown, "YES" if row["alarm"] else "no", style="bold red" if row["alarm"] else "")
     return drawn_table

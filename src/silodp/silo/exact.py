@@ -106,7 +106,7 @@ class Exact:
         sizes = {slot.stop - slot.start for slot in self._slots(dim)}
         with pinned(self._threads):
             for w in (ordinary, 1e150 * ordinary):
-                verify(self._gradients([w]), like, sizes, dim)
+                verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
             score = Score(ordinary, 2, 1.0)
             verify(cell_rows(score, self.problem, ordinary[0]), like, sizes, score.shape[-1])
 
@@ -218,7 +218,7 @@ class Exact:
         clip, total, drawn = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64), self._mask(chosen)
         nothing = self._held | (mechanism.clip == 0)
         for slot in self._slots(dim):
-            values = computed(rows, self._x[slot], self._y[slot], dim).numpy()
+            values = computed(rows, self._x[slot], self._y[slot], dim).contiguous().numpy()  # each row's squares are added in one order
             whole = shuffle.rounded(np.where(nothing[slot, None], 0.0, values), clip, parameters, random)
             total += np.where(drawn[slot, None], whole, 0).sum(axis=0)
         return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)

@@ -10,7 +10,7 @@ drawing one record would move them all, and amplification by sampling would be c
 What remains assumed: in a chunk of a given shape a kernel makes row i from record i, its place and public numbers, and whether it raises on a
 record follows from that record. `verify` tests it on made-up records with the very model, shapes and threads before a gate serves, the tests
 with several instruction sets. Memory of every operand begins at a multiple of 64 bytes, or at a place in such a block that shapes decide, so
-that no kernel is chosen by where the data happen to lie. What can still fail as a whole, such as memory that the machine does not have,
+that no kernel is chosen by where the data happen to lie (the point w lies where the frame was read, whoever the records are). What can still fail as a whole, such as memory that the machine does not have,
 is asked for in sizes that no record influences: it then fails for this data set and for its neighbour alike.
 """
 
@@ -66,8 +66,12 @@ def _halved(rows: Rows, x: Tensor, y: Tensor, asked: Tensor, kept: Tensor) -> No
 
 
 def _own(values: Tensor) -> Tensor:
-    """The same numbers, floats in float64, in memory of their own: aligned alike in whatever chunk they were."""
-    return values.to(torch.float64 if values.is_floating_point() else values.dtype, copy=True)
+    """The same numbers, floats in float64, in memory of their own: aligned and laid out alike in whatever chunk they were.
+
+    A copy that kept the strides would give a chunk that is asked again, after a record raised, another layout than the first time.
+    """
+    dtype = torch.float64 if values.is_floating_point() else values.dtype
+    return values.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 @contextlib.contextmanager
@@ -84,14 +88,20 @@ def pinned(threads: int) -> Iterator[None]:
 # --- a gate's test of itself ----------------------------------------------------------------------------------------------------------
 
 
-def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int) -> None:
+def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int, *, alive: bool = True) -> None:
     """Raises BadInput unless, in chunks of these sizes, no row depends on what the other places hold. The records are made up.
 
-    `like` are features and targets of records, of which shape and type are taken and nothing else.
+    `like` are features and targets of records, of which shape and type are taken and nothing else. With `alive`, rows that are all zero
+    are refused too: a model that raises on every record would pass with nothing tried, and answer with noise alone.
     """
     for size in sorted(sizes):
         plain, hostile = (_made_up(like, size, bad) for bad in (False, True))
         alone = _bits(rows, *plain, dim)
+        if alive and not bool(alone.any()):
+            raise BadInput(
+                "this model gives nothing for a record by itself (it raises, or its gradient is zero everywhere), so every answer would be noise: "
+                "the gate does not serve; use a model that torch.func can differentiate record by record"
+            )
         half = torch.from_numpy(np.random.default_rng(size).random(size) < 0.5)
         for mine in (half, ~half):  # some places keep what they hold, then the others do
             mixed = [torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True)]

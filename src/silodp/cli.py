@@ -461,6 +461,8 @@ def train(
     All silos are in this process; `silodp federation` gives each one of its own. The folder --out gets model.safetensors, transcript.jsonl
     and .safetensors (every release), spent.json and environment.json. Each record's guarantee is over the whole run, scaling included.
     Interrupted or killed, it is computed again by --resume with the noise that it had, which is kept until its end: it says nothing new.
+    Only the very same run is: same records, model file, settings, versions and threads. A model FILE.py that imports files of its own is not
+    resumed; start its run anew with --new.
 
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic`

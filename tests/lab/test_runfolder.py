@@ -6,11 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from silodp.core.errors import BadInput
+from silodp.lab import local, pinned
+from silodp.lab.runfolder import state_of
+from silodp.lab.training import Request, run_request
 
 TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
 LONG = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 800, "--held-out", 0.2)
@@ -208,7 +215,7 @@ def test_a_killed_run_is_not_resumed_on_other_records_or_another_model(silodp, t
     refused(silodp("train", "--resume"), "the records are not those")
     data.write_text(text)
     model.write_text(net.format(4, 4))
-    refused(silodp("train", "--resume"), "another definition")
+    refused(silodp("train", "--resume"), "another definition, model_sha256")
     model.write_text(net.format(3, 3))
     assert silodp("train", "--resume")[0] == 0
 
@@ -221,3 +228,136 @@ def test_what_is_killed_before_its_first_question_is_in_nobodys_way(silodp, tmp_
     assert silodp(*TOLD)[0] == 0
     assert json.loads((folder / "request.json").read_text())["data"] == "wbcd"
     assert Path(json.loads(silodp(*TOLD, "--json")[1])["model"]).parent.name == "train-2"
+
+
+# --- the kept noise is used for the same function alone, and once -------------------------------------------------------------------------
+
+NET = """import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.layer = nn.Linear(features, outputs)
+    def forward(self, x):
+        return self.layer({})
+def net(features, outputs):
+    return Net(features, outputs)
+"""
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would, between two questions."""
+
+
+@pytest.fixture
+def order(tmp_path, monkeypatch):
+    """Makes requests for a small run in the folder "run"."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("x,z,label\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(60)))
+
+    def make(**words):
+        told = {
+            "data": None, "silos": (tmp_path / "a.csv", tmp_path / "b.csv"), "label": "label", "classes": "0,1", "algorithm": "mb-sgd",
+            "model": "logistic", "prox": "zero", "epsilon": ("3",), "delta": (), "step": 0.5, "clip": 1.0, "sampling": None,
+            "schedule": {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 1, "slope": 1.0}, "participation": "all",
+            "rule": None, "anchor_share": None, "scale": "none", "output_rule": "last", "user_level": False, "seed": None,
+            "data_dir": None, "folder": tmp_path / "run",
+        }  # fmt: skip
+        return Request(**told | words)
+
+    return make
+
+
+def cut(request):
+    """The run, gone after its second question."""
+    seen = local._Watch.seen
+
+    def once(watch, query, release):
+        seen(watch, query, release)
+        if watch._question == 2:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local._Watch, "seen", once)
+        with pytest.raises(Killed):
+            run_request(request, quiet=True)
+
+
+def not_resumed(request, words):
+    before = contents(request.folder)
+    with pytest.raises(BadInput, match=words):
+        run_request(request, quiet=True, resume=True)
+    assert contents(request.folder) == before
+
+
+def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(order, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(NET.format("x"))
+    asked = order(model=f"{file}:net")
+    cut(asked)
+    file.write_text(NET.format("torch.tanh(3 * x)"))
+    not_resumed(asked, "another model_sha256")
+    file.write_text(NET.format("x"))
+    run_request(asked, quiet=True, resume=True)
+    assert state_of(asked.folder) == "finished"
+
+
+@pytest.mark.parametrize("line", ["import own", "from . import own", "import importlib", "import colorsys", "data = open('own.py').read()"])
+def test_a_model_that_brings_in_what_may_have_changed_is_not_resumed(order, tmp_path, monkeypatch, line):
+    """`colorsys` is one's own too: a file of that name in the current folder comes before the library's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("own", "colorsys"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text("")
+    file = tmp_path / "net.py"
+    file.write_text(NET.format("x") + f"    {line}\n")
+    asked = order(model=f"{file}:net")
+    cut(asked)
+    not_resumed(asked, "is not resumed")
+
+
+def test_a_model_that_starts_elsewhere_each_time_is_not_resumed(order, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(
+        NET.format("x + self.shift").replace(
+            "        self.layer", "        self.shift = nn.Parameter(torch.rand(features))\n        self.layer", 1
+        )
+    )
+    asked = order(model=f"{file}:net")
+    cut(asked)
+    not_resumed(asked, "another start")
+
+
+def test_a_run_is_resumed_with_its_own_noise_settings_versions_and_threads_alone(order):
+    asked = order(algorithm="spider", anchor_share=0.3)
+    cut(asked)
+    not_resumed(replace(asked, anchor_share=0.8), "another anchor_share, noise")
+    not_resumed(replace(asked, schedule=asked.schedule | {"slope": 0.5}), "another .*settings")
+    for package in ("numpy", "scipy", "dp-accounting"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pinned, "version", lambda name, other=package: "0.1" if name == other else version(name))
+            not_resumed(asked, f"another {package};")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 64)
+        not_resumed(asked, "another threads;")
+
+
+def test_a_resumption_that_comes_too_late_writes_nothing(order):
+    """Two commands saw an interrupted run; when the second has the lock, the first is done and the seed gone."""
+    asked = order()
+    cut(asked)
+    run_request(asked, quiet=True, resume=True)
+    not_resumed(asked, "come to its end meanwhile")
+    for name in ("spent.json", "run.json"):
+        (asked.folder / name).rename(asked.folder / f"{name}.off")
+        not_resumed(asked, "come to its end meanwhile")
+
+
+def test_a_new_run_that_is_refused_leaves_the_progress_of_the_one_that_is_there(order):
+    asked = order()
+    run_request(asked, quiet=True)
+    before = contents(asked.folder)
+    with pytest.raises(BadInput, match="holds a run already"):
+        run_request(asked, quiet=True)
+    assert contents(asked.folder) == before

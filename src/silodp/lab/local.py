@@ -9,7 +9,6 @@ import math
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from silodp.core.schema import Schema
 from silodp.core.task import Task
 from silodp.lab.evaluate import balanced_accuracy, error_rate
 from silodp.lab.hidden import kept_seed
-from silodp.lab.runfolder import SEED, begin, make_folder, refuse_others, write_environment
+from silodp.lab.pinned import file_hash, pinned, refuse_imports
+from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation
 from silodp.server.output import check_rule, output
@@ -118,7 +118,12 @@ def train(
     check_rule(order.output_rule)
     features = math.prod(records.x.shape[2:])
     task, shape = (order.schema.task, order.schema.shape) if order.schema else (Task.plain(order.classes), ())
+    source = file_hash(order.model)
     model, loss = find_model(order.model, features, task, shape)
+    if file_hash(order.model) != source:
+        raise BadInput(f"the model file of {order.model} was changed while it was read; give the command again")
+    if resume:
+        refuse_imports(order.model)
     problem = Problem(model, loss, by_name(order.prox), schema=order.schema.hash if order.schema else "")
     with _own_code(order.model), torch.no_grad():
         problem.outputs(problem.initial([0]), torch.zeros(2, features))
@@ -129,14 +134,15 @@ def train(
     watch = _Watch(folder, ledger, records.names)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(watch.record))
-        if not resume:
-            begin(folder)
+        (go_on if resume else begin)(folder)
         seed = kept_seed(folder / SEED, order.seed, records)
         coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16) if order.seed is None else order.seed
         for name, text in (files or {}).items():
             if not (folder / name).exists():
                 (folder / name).write_text(text)
-        _write_order(folder, order, plan, problem, records, dict(about or {}))
+        start = problem.initial([coin])
+        same = dict(about or {}) | pinned(source, start, plan.mechanisms)
+        _write_order(folder, order, plan, problem, records, same)
         stack.enter_context(_ending(folder))
 
         def connect(records: Records, stage: int) -> tuple[Federation, Transcript]:
@@ -154,7 +160,7 @@ def train(
         fed, channel = connect(records, 1)
         mechanisms = {kind: plan.mechanisms[kind] for kind in order.algorithm.kinds}
         run = prepared(order.algorithm, order.settings, order.step)
-        w = output(watch.counted(progress(run(fed, problem, problem.initial([coin]), **mechanisms))), order.output_rule, seed=coin)
+        w = output(watch.counted(progress(run(fed, problem, start, **mechanisms))), order.output_rule, seed=coin)
         if not bool(torch.isfinite(w).all()):
             raise BadInput(f"training diverged with step {order.step:g}; use a smaller --step (the budget of this run is spent)")
         found = {}
@@ -212,11 +218,11 @@ def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, recor
         for name, n, b in zip(records.names, records.counts, order.budgets, strict=True)
     ]
     facts = {
-        "kind": "train", **about, "algorithm": order.algorithm.name, "settings": order.settings, "step": order.step, "clip": order.clip,
+        "kind": "train", "algorithm": order.algorithm.name, "settings": order.settings, "step": order.step, "clip": order.clip,
         "sampling": str(order.sampling), "model": order.model, "prox": order.prox, "rule": plan.rule.name, "scale": order.scale,
         "output": order.output_rule, "seed": order.seed, "features": records.x.shape[-1], "classes": order.classes,
         "parameters": problem.dim, "silos": silos, "definition": hashlib.sha256(problem.definition().encode()).hexdigest(),
-        "silodp": version("silodp"), "torch": torch.__version__,
+        "anchor_share": order.anchor_share, **about,
     }  # fmt: skip
     path, part = folder / "run.json", folder / "run.json.part"
     if path.exists():

@@ -79,6 +79,14 @@ def begin(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def go_on(folder: Path) -> None:
+    """For whoever holds it, too: BadInput unless the run there is still without its end, since its noise is gone with it."""
+    if (folder / "spent.json").exists() or not all((folder / name).exists() for name in ("run.json", SEED)):
+        raise BadInput(
+            f"the run in {folder} has come to its end meanwhile, and nothing is written over; look there, or start another with --new"
+        )
+
+
 def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
     """Where a new run goes: the folder given, if no run is in it, or else `first` or the next of first-2, first-3, ...
 

@@ -76,7 +76,10 @@ def held(folder: Path) -> bool:
 
 
 class Progress:
-    """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before."""
+    """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before.
+
+    Else the first line takes the place of those lines, so that whoever gives up before it has lost nothing.
+    """
 
     def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
         self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
@@ -92,8 +95,10 @@ class Progress:
                 time.sleep(0.01)
         whole = self._file.read() if keep else b""
         whole = whole[: whole.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
-        self._file.seek(len(whole))
+        self._anew = not keep
+        if keep:
+            self._file.truncate(len(whole))
+            self._file.seek(len(whole))
         self._known = {json.loads(line)["question"] for line in whole.splitlines()}
 
     def write(self, question: int, line: Mapping[str, Any], *, replayed: bool = False) -> None:
@@ -101,6 +106,9 @@ class Progress:
         if replayed and question in self._known:
             return
         self._known.add(question)
+        if self._anew:
+            self._file.truncate(0)
+            self._anew = False
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._file.write(json.dumps({"question": question, "time": at} | dict(line)).encode() + b"\n")
 

@@ -1,0 +1,87 @@
+"""What a resumed run must share with the run that it goes on with: the same noise under another function shows where the two differ.
+
+The definition of a problem has a model's shapes and constants, but not what its `forward` does; so a model's own file counts by its bytes.
+What that file brings in from elsewhere must be known too: the standard library, and the packages whose versions are kept. A file that takes
+more than those is trained as any other, but is not resumed. Not seen is what a file reads by other means than imports and `open`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import platform
+import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core import native
+from silodp.core.errors import BadInput
+from silodp.core.query import Gaussian
+
+PACKAGES = ("silodp", "torch", "numpy", "scipy", "dp-accounting")
+IMPORTED = (sys.stdlib_module_names - {"importlib", "imp", "pkgutil", "runpy", "zipimport"}) | {"silodp", "torch", "numpy", "scipy"}
+BUILTINS = ("__import__", "compile", "eval", "exec", "open")
+"""What could bring in code or numbers that no import names."""
+
+
+def model_file(model: str) -> Path | None:
+    """FILE.py of a model FILE.py:FUNCTION."""
+    path, colon, _ = model.rpartition(":")
+    return Path(path) if colon and path.endswith(".py") else None
+
+
+def file_hash(model: str) -> str:
+    """SHA-256 of the model's own file, "" of a ready model."""
+    path = model_file(model)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else ""
+
+
+def refuse_imports(model: str) -> None:
+    """BadInput if the model's own file uses what could have changed unseen since its run was begun."""
+    if not (path := model_file(model)):
+        return
+    if used := sorted(_unknown(ast.parse(path.read_bytes()))):
+        raise BadInput(
+            f"the model file {path} uses {', '.join(used)}, of which nobody can tell whether it is as it was, so its run is not resumed; "
+            "start another with --new, or keep to the standard library, torch, numpy and scipy"
+        )
+
+
+def _unknown(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Name) and node.id in BUILTINS:
+            found.add(node.id)
+    return {name for name in found if not (name in IMPORTED and _installed(name))}
+
+
+def _installed(name: str) -> bool:
+    """Whether the import finds the one that was installed, and not a file of the same name in the current folder."""
+    spec = importlib.util.find_spec(name)
+    if name == "silodp" or (spec and spec.origin in ("built-in", "frozen")):
+        return True
+    places = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return bool(spec and spec.origin and any(Path(spec.origin).resolve().is_relative_to(place) for place in places))
+
+
+def pinned(model_sha256: str, start: Tensor, mechanisms: Mapping[str, Gaussian]) -> dict[str, Any]:
+    """For run.json: the function, where it starts, the noise to the last bit, and by what it is computed; all of it is public."""
+    noise = {kind: torch.as_tensor(m.noise_multiplier, dtype=torch.float64).flatten().tolist() for kind, m in mechanisms.items()}
+    return {
+        "model_sha256": model_sha256, "start": hashlib.sha256(start.contiguous().numpy().tobytes()).hexdigest(),
+        "noise": {kind: [number.hex() for number in numbers] for kind, numbers in noise.items()},
+        **{name: torch.__version__ if name == "torch" else version(name) for name in PACKAGES}, "python": platform.python_version(),
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", "threads": torch.get_num_threads(),
+        "native": native.library() is not None,
+    }  # fmt: skip

@@ -24,7 +24,7 @@ MODEL = f"{HERE / 'digits_cnn.py'}:digits_cnn"
 
 
 def silodp(*words: object) -> str:
-    command = [sys.executable, "-m", "silodp.cli", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "silodp.cli", *map(str, words)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

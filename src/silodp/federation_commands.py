@@ -255,7 +255,7 @@ def _start_gates(folder: Path, state: dict[str, Any]) -> None:
     state["processes"] = {}
     for name, (word, settings) in shuffle.daemons(state).items():
         with open(folder / "logs" / f"{name.replace(' ', '-')}.txt", "ab") as log:
-            command = [sys.executable, "-m", "silodp.cli", word, "serve", settings]
+            command = [sys.executable, "-P", "-m", "silodp.cli", word, "serve", settings]
             started[name] = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )

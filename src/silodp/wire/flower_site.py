@@ -1,7 +1,7 @@
 """The processes of a Flower federation: what the server's operator and a silo's operator start, and all of it at once on one machine.
 
 A server's folder has ca.pem, ca.key, server.pem, server.key, the secret that its job shows, SuperLink's database, and the app; a silo's
-has ca.pem, node.key and its own secret. `python -m silodp.wire.flower_site --help` has the commands for separate machines.
+has ca.pem, node.key and its own secret. `python -P -m silodp.wire.flower_site --help` has the commands for separate machines.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def silo(folder: Path, superlink: str, gate: Path) -> int:
     _hang_up(folder, superlink, log)
     link = [f"--superlink={superlink}", f"--root-certificates={folder / 'ca.pem'}", f"--auth-supernode-private-key={folder / 'node.key'}"]
     closed = ["--isolation=process", f"--superexec-auth-secret-file={folder / 'secret'}", "--host=127.0.0.1", f"--port={port}"]
-    command = [sys.executable, "-c", "from silodp.wire.flower import supernode; supernode()", *link, *closed]
+    command = [sys.executable, "-P", "-c", "from silodp.wire.flower import supernode; supernode()", *link, *closed]
     with log.open("w") as out:
         node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
@@ -309,7 +309,7 @@ def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -
     environment = os.environ | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
     with (folder / f"{name}.log").open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "silodp.wire.flower_site", command, str(home), *arguments],
+            [sys.executable, "-P", "-m", "silodp.wire.flower_site", command, str(home), *arguments],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=home,
         )  # fmt: skip
     _STARTED[process.pid] = process
@@ -382,7 +382,7 @@ def _port(server: Path) -> int:
 
 def main() -> int:
     """The commands for separate machines; FOLDER is a server's or a silo's own."""
-    parser = argparse.ArgumentParser(prog="python -m silodp.wire.flower_site", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m silodp.wire.flower_site", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, does in {
         "provision": "make a server's folder, and a folder for each silo named",

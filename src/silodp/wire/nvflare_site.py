@@ -1,6 +1,6 @@
 """Sets up, starts and stops NVIDIA FLARE for silodp: certificates and kits, the settings that close the engine's holes, processes.
 
-On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs `python -m silodp.wire.nvflare_site`
+On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs `python -P -m silodp.wire.nvflare_site`
 with the kit that was handed out; docs/deploy.md has the steps.
 """
 
@@ -28,6 +28,8 @@ PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 HEARTBEAT, LOST = 2, 8
 """Seconds between a client's signs of life, and without one after which the server no longer lists it."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
+SAFE = {"PYTHONSAFEPATH": "1"}
+"""What `-P` is for us, for the processes that the engine starts: no code from the current folder."""
 
 
 # --- kits -----------------------------------------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
 def command(kit: Path) -> list[str]:
     """What starts the engine of a settled kit, in the foreground."""
     side = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
-    words = [sys.executable, "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(kit.resolve()), "-s", f"fed_{side}.json"]
+    words = [sys.executable, "-P", "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(kit.resolve()), "-s", f"fed_{side}.json"]
     words += ["--set", "secure_train=true", "config_folder=config", f"org={ORG}"]
     if side == "client":
         name = json.loads((kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
@@ -294,7 +296,7 @@ def _spawn(folder: Path, name: str) -> tuple[int, str]:
     words, log = command(folder / "kits" / name), str(folder / f"{name}.log")
     silent = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     logged = (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    pid = os.posix_spawn(words[0], words, os.environ, file_actions=[silent, logged, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True)
+    pid = os.posix_spawn(words[0], words, os.environ | SAFE, file_actions=[silent, logged, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True)
     return pid, _born(pid)
 
 
@@ -333,7 +335,7 @@ def _group(pid: int) -> bool:
 
 def main() -> int:
     """The commands for separate machines; KIT is the folder that was handed out."""
-    parser = argparse.ArgumentParser(prog="python -m silodp.wire.nvflare_site", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m silodp.wire.nvflare_site", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, does in {
         "provision": "make certificates and a kit for the server and each silo", "server": "settle the server's kit and run it",
@@ -357,7 +359,7 @@ def main() -> int:
             case "server" | "silo":
                 settle_server(given.kit, given.hub) if given.command == "server" else settle_silo(given.kit, given.gate)
                 words = command(given.kit)
-                os.execv(words[0], words)
+                os.execve(words[0], words, os.environ | SAFE)
     except BadInput as wrong:
         print(wrong, file=sys.stderr)
         return 2

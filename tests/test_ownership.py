@@ -280,6 +280,20 @@ def test_an_access_list_is_not_hidden_by_the_mode(way):
     assert changeable(way / "good/f") is exposed(str(way / "good/f"), EVE) is None
 
 
+def test_a_folder_whose_new_files_would_get_an_access_list_is_refused(way):
+    """The folder itself nobody else can write, and neither what is in it yet."""
+    entries = ((1, 7, 2**32 - 1), (2, 7, EVE), (4, 5, 2**32 - 1), (16, 7, 2**32 - 1), (32, 5, 2**32 - 1))  # default:user:65533:rwx
+    try:
+        os.setxattr(way / "good", "system.posix_acl_default", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in entries))
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    (way / "open").chmod(0o700)
+    for path in (way / "good", way / "good/f", way / "good/new", way):
+        assert "default access list" in (changeable(path) or ""), path
+    os.removexattr(way / "good", "system.posix_acl_default")
+    assert changeable(way / "good/f") is None
+
+
 def test_others_come_to_a_file_if_every_folder_lets_them(way):
     let_in(way)
     assert reachable(str(way / "open/f"), EVE)

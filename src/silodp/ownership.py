@@ -129,7 +129,8 @@ def _raise(error: OSError) -> None:
 
 def _not_ours(step: str, found: os.stat_result) -> str:
     if found.st_uid in (0, os.geteuid()):
-        return ""
+        inherited = stat.S_ISDIR(found.st_mode) and _listed(step, "default")
+        return f"{step} has a default access list, which would let other users at what is made in it; use setfacl -k" if inherited else ""
     return f"{step} belongs to {_name(found.st_uid)}; it must belong to root or to {_name(os.geteuid())}, the user that serves: use chown"
 
 
@@ -158,10 +159,10 @@ def _name(user: int) -> str:
     return f"user {user}"
 
 
-def _listed(path: str) -> bool:
-    """Whether the file has a POSIX access list beside its mode."""
+def _listed(path: str, kind: str = "access") -> bool:
+    """Whether the file has a POSIX access list beside its mode; by "default", a folder one for what is made in it."""
     with contextlib.suppress(OSError):
-        return "system.posix_acl_access" in os.listxattr(path)
+        return f"system.posix_acl_{kind}" in os.listxattr(path)
     return False
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from silodp.core.errors import BadInput
 from silodp.lab import local, pinned
 from silodp.lab.runfolder import state_of
-from silodp.lab.training import Request, run_request
+from silodp.lab.training import Request, read_request, run_request
 
 TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
 LONG = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 800, "--held-out", 0.2)
@@ -294,8 +294,8 @@ def not_resumed(request, words):
 def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(order, tmp_path):
     file = tmp_path / "net.py"
     file.write_text(NET.format("x"))
-    asked = order(model=f"{file}:net")
-    cut(asked)
+    cut(order(model="net.py:net"))
+    asked = read_request(tmp_path / "run")
     file.write_text(NET.format("torch.tanh(3 * x)"))
     not_resumed(asked, "another model_sha256")
     file.write_text(NET.format("x"))

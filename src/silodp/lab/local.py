@@ -219,7 +219,7 @@ def _write_order(folder: Path, order: Order, plan: Plan, problem: Problem, recor
     ]
     facts = {
         "kind": "train", "algorithm": order.algorithm.name, "settings": order.settings, "step": order.step, "clip": order.clip,
-        "sampling": str(order.sampling), "model": order.model, "prox": order.prox, "rule": plan.rule.name, "scale": order.scale,
+        "sampling": str(order.sampling), "model": Path(order.model).name, "prox": order.prox, "rule": plan.rule.name, "scale": order.scale,
         "output": order.output_rule, "seed": order.seed, "features": records.x.shape[-1], "classes": order.classes,
         "parameters": problem.dim, "silos": silos, "definition": hashlib.sha256(problem.definition().encode()).hexdigest(),
         "anchor_share": order.anchor_share, **about,

@@ -303,11 +303,11 @@ def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(ord
     assert state_of(asked.folder) == "finished"
 
 
-@pytest.mark.parametrize("line", ["import own", "from . import own", "import importlib", "import colorsys", "data = open('own.py').read()"])
+@pytest.mark.parametrize("line", ["import own", "from . import own", "import importlib", "import this", "data = open('own.py').read()"])
 def test_a_model_that_brings_in_what_may_have_changed_is_not_resumed(order, tmp_path, monkeypatch, line):
-    """`colorsys` is one's own too: a file of that name in the current folder comes before the library's."""
+    """`this` is one's own too: a file of that name in the current folder comes before the library's."""
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("own", "colorsys"):
+    for name in ("own", "this"):
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / f"{name}.py").write_text("")
     file = tmp_path / "net.py"

@@ -96,6 +96,30 @@ def test_a_hold_lets_nothing_through_that_the_filter_alone_refuses(tmp_path):
     assert charge(ledger, "a", times(11)) == "budget"
 
 
+def test_a_run_that_asks_elsewhere_than_it_holds_takes_nothing_from_the_holds_of_others(tmp_path):
+    ledger, elsewhere = make(tmp_path), Event(DisjointBatches(10, 0, "p"), UNIT, 50)
+    assert hold(ledger, "b", times(40), asker="B").code == hold(ledger, "a", elsewhere, asker="A").code == ""
+    assert charge(ledger, "a", times(5), asker="A") == "", "there is room for both"
+    assert len(listed(ledger, 0.0)) == 2
+    assert charge(ledger, "a", times(56), asker="A") == "taken"
+    assert len(listed(ledger, 0.0)) == 2, "who is refused loses nothing"
+    assert charge(ledger, "a", times(45), asker="A") == ""
+    assert [o.hold.run for o in listed(ledger, 0.0)] == ["b"], "there was not room for both: its own hold has ended"
+    assert [entry.act for entry in ledger.entries()][-2:] == ["release", "charge"]
+    assert [charge(ledger, "b", times(8), asker="B") for _ in range(5)] == [""] * 5
+    ledger.verify()
+    assert DurableLedger.open(ledger.path).used() == pytest.approx(0.9)
+
+
+def test_a_run_alone_that_asks_elsewhere_than_it_holds_may_have_all_that_is_left(tmp_path):
+    ledger = make(tmp_path)
+    assert hold(ledger, "a", Event(DisjointBatches(10, 0, "p"), UNIT, 90)).code == ""
+    assert charge(ledger, "a", times(11)) == ""
+    assert listed(ledger, 0.0) == [], "what cannot be kept is not promised"
+    assert charge(ledger, "a", times(88)) == ""
+    ledger.verify()
+
+
 def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_records_change(tmp_path, capsys, monkeypatch):
     ledger = make(tmp_path)
 
@@ -193,7 +217,7 @@ def costing(ledger, chosen: Counter[int], events, share: float) -> Counter[int]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_whatever_askers_do_the_budget_holds_and_no_charge_that_is_held_for_is_refused(tmp_path, rule):
-    """Random holds, charges, releases and expiries of three askers; the sum is kept a second time, by the rule alone."""
+    """Random holds, charges within them and beside them, releases and expiries of three askers; the sum is kept a second time, by the rule."""
     fates: Counter[str] = Counter()
     for world in range(3):
         (folder := tmp_path / str(world)).mkdir()
@@ -202,6 +226,7 @@ def test_whatever_askers_do_the_budget_holds_and_no_charge_that_is_held_for_is_r
     for seen in ("hold ", "hold taken", "hold budget"):
         assert fates[seen], fates
     assert fates["loose taken"] + fates["go on False taken"], fates
+    assert rule == "committed" or fates["stray "], fates
 
 
 def one_world(folder, given, events, coin) -> Counter[str]:
@@ -220,7 +245,7 @@ def one_world(folder, given, events, coin) -> Counter[str]:
 
     for step in range(60):
         now += coin.choice([0.0, 1.0, 4.0])
-        act = coin.choices(["hold", "loose", "go on", "release"], [3, 1.5, 5, 0.5])[0]
+        act = coin.choices(["hold", "loose", "go on", "release", "stray"], [3, 1.5, 5, 0.5, 1.5])[0]
         who = coin.choice([*plans, (coin.choice("xyz"), f"run {step}")])
         left = plans.get(who, Counter()) - charged.get(who, Counter())
         holds = who in live and live[who][1] > now
@@ -236,6 +261,15 @@ def one_world(folder, given, events, coin) -> Counter[str]:
         elif act == "loose":
             ((k, count),) = costing(ledger, Counter({coin.randrange(len(events)): 1}), events, coin.uniform(0.01, 0.3)).items()
             fates[f"loose {pay(('w', 'loose'), k, count)}"] += 1
+        elif act == "stray" and holds:
+            price = ledger._file.snapshot().price
+            planned = {price(events[k])[0] for k in plans[who]}
+            if strays := [k for k in range(len(events)) if price(events[k])[0] not in planned]:
+                ((k, count),) = costing(ledger, Counter({coin.choice(strays): 1}), events, coin.uniform(0.05, 0.4)).items()
+                fates[f"stray {pay(who, k, count)}"] += 1
+                if live[who][0] not in {o.hold.id for o in listed(ledger, now)}:
+                    fates["stray ended its hold"] += 1
+                    del live[who]
         elif act == "go on" and left:
             k = coin.choice(sorted(left))
             count = coin.randint(1, left[k])

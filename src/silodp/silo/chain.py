@@ -292,12 +292,14 @@ class Tally:
         buckets = {**self.buckets, bucket: np.asarray(self.buckets.get(bucket, 0.0) + amount)}
         return buckets, float(self.rule.total(buckets))
 
-    def draft(self, act: str, time: str, *, event: Any, bucket: str = "", amount: float = 0.0, **about: str) -> Entry:
-        """The next entry of the chain, sealed; it counts once it is applied."""
+    def draft(
+        self, act: str, time: str, *, event: Any, bucket: str = "", amount: float = 0.0, after: Entry | None = None, **about: str
+    ) -> Entry:
+        """The next entry of the chain, or the one after a draft that changes no total, sealed; it counts once it is applied."""
         total = self.after(bucket, amount)[1] if act == "charge" else self.total
         text = {"query_id": "", "digest": "", "run": "", "asker": "", "kind": ""} | about
-        text |= {"event": canonical(event), "bucket": bucket, "previous": self.head}
-        entry = Entry(self.sequence + 1, time, act, amount=amount, total=total, **text)
+        text |= {"event": canonical(event), "bucket": bucket, "previous": after.hash if after else self.head}
+        entry = Entry((after.sequence if after else self.sequence) + 1, time, act, amount=amount, total=total, **text)
         return replace(entry, hash=entry.seal())
 
     def apply(self, entry: Entry, *, sums: bool = True) -> None:

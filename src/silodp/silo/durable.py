@@ -26,7 +26,7 @@ from silodp.core.query import DisjointBatches, Event, Shared
 from silodp.silo.atomic import sync_folder
 from silodp.silo.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
 from silodp.silo.holds import SLACK as HELD_SLACK
-from silodp.silo.holds import added
+from silodp.silo.holds import Amounts, added
 from silodp.silo.identity import Identity, Registered, Registry, tag
 from silodp.silo.lattice import Keystream
 from silodp.silo.ledgerfile import ENTRIES, LedgerFile, now, reason, write_anchor
@@ -314,8 +314,8 @@ class Slip:
                     if known is None:
                         if not file.tally.after(bucket, amount)[1] <= file.tally.capacity:
                             raise Refused("budget")
-                        self._check_holds(bucket, amount)
-                        file.append(connection, "charge", event=data, bucket=bucket, amount=amount, **self._about)
+                        ended = self._check_holds(connection, bucket, amount)
+                        file.append(connection, "charge", event=data, bucket=bucket, amount=amount, after=ended, **self._about)
                     elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (
                         1 + SLACK
                     ):
@@ -332,16 +332,24 @@ class Slip:
         except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
             raise Refused("rule") from None
 
-    def _check_holds(self, bucket: str, amount: float) -> None:
-        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`)."""
-        tally, who = self._file.tally, (self._about["asker"], self._about["run"])
-        others = tally.holds.others(*who, self._now)
-        if not others:
-            return
-        total = float(tally.rule.total({k: np.asarray(v) for k, v in added(tally.buckets, others, {bucket: amount}).items()}))
-        covered = tally.holds.covers(*who, bucket, amount, self._now)
-        if not total <= tally.capacity * (1.0 if covered else 1 - HELD_SLACK):
+    def _check_holds(self, connection: sqlite3.Connection, bucket: str, amount: float) -> Entry | None:
+        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`).
+
+        One that no hold covers, and that leaves no room for what its own run still reserves, ends that hold: the entry that says so.
+        """
+        tally, holds, who = self._file.tally, self._file.tally.holds, (self._about["asker"], self._about["run"])
+        others, own = holds.others(*who, self._now), holds.own(*who, self._now)
+        covered = holds.covers(*who, bucket, amount, self._now)
+
+        def fits(*held: Amounts) -> bool:
+            total = float(tally.rule.total({k: np.asarray(v) for k, v in added(tally.buckets, {bucket: amount}, *held).items()}))
+            return total <= tally.capacity * (1.0 if covered else 1 - HELD_SLACK)
+
+        if others and not fits(others):
             raise Refused("taken")
+        if covered or own is None or fits(others, holds.reserves(own, {bucket: amount})):
+            return None
+        return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
 
     def _check_local(self, more: dict | None) -> None:
         """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""

@@ -3,10 +3,11 @@
 No file and no clock are touched here; `chain.Tally` replays the entries into this, and `reserve` writes them. A hold has buckets in the ledger's own
 unit. What it still reserves, in each bucket, is what was held less what its run was charged there, before or after, and never below 0.
 
-Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve). A hold is taken, and a charge that no hold
-covers is made, only if T (for a charge: without what its own run reserves) stays at most capacity (1 - SLACK); a charge that its run's hold covers
-moves an amount from reserved to spent in one bucket, and T stays. So a run that asks what it holds for is never refused for budget while its
-hold lives, for SLACK is far above what some 10,000 roundings make of T. Every charge passes the filter alone too, whatever is held.
+Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve). A hold is taken only if T stays at most
+capacity (1 - SLACK). So is a charge made that no hold covers, in whichever bucket; if what its own run still reserves is in the way, that hold ends
+with the charge. A charge that its run's hold covers moves an amount from reserved to spent in one bucket, and T stays. So a run that asks what it
+holds for is never refused for budget while its hold lives, for SLACK is far above what some 10,000 roundings make of T. Every charge passes
+the filter alone too, whatever is held; only with nothing held at all may a charge come nearer to the capacity than SLACK.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class Hold:
     time: str
     until: int
     buckets: Amounts
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What every entry about this hold says."""
+        return {"query_id": self.id, "digest": self.digest, "asker": self.asker, "run": self.run, "kind": "hold"}
 
 
 def added(*parts: Amounts) -> dict[str, float]:
@@ -63,7 +69,7 @@ class Holds:
     def note(self, entry: Any, data: Mapping[str, Any], price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> bool:
         """Takes in an entry that takes or releases a hold; False if it cannot come now."""
         if entry.act == "release":
-            return data["why"] in ("run", "officer") and self._end([entry.query_id])
+            return data["why"] in ("run", "officer", "charge") and self._end([entry.query_id])
         if entry.query_id in self.open or entry.query_id in self.over or not entry.query_id:
             return False
         buckets = added(*({bucket: amount} for bucket, amount in map(price, data["events"])))
@@ -87,13 +93,13 @@ class Holds:
 
     # --- what is held -----------------------------------------------------------------------------------------------------------
 
-    def reserves(self, hold: Hold) -> dict[str, float]:
-        """What the hold still reserves."""
-        return self.rest(hold.asker, hold.run, hold.buckets)
+    def reserves(self, hold: Hold, more: Amounts | None = None) -> dict[str, float]:
+        """What the hold still reserves, once its run has been charged `more`."""
+        return self.rest(hold.asker, hold.run, hold.buckets, more)
 
-    def rest(self, asker: str, run: str, buckets: Amounts) -> dict[str, float]:
+    def rest(self, asker: str, run: str, buckets: Amounts, more: Amounts | None = None) -> dict[str, float]:
         """What of these amounts the run has not been charged yet."""
-        charged = self.charged.get((asker, run), {})
+        charged = added(self.charged.get((asker, run), {}), more or {})
         return {bucket: max(0.0, amount - charged.get(bucket, 0.0)) for bucket, amount in buckets.items()}
 
     def live(self, now: float) -> list[Hold]:
@@ -103,7 +109,12 @@ class Holds:
         """What is held for other runs than this one, by whomever."""
         return added(*(self.reserves(hold) for hold in self.live(now) if (hold.asker, hold.run) != (asker, run)))
 
+    def own(self, asker: str, run: str, now: float) -> Hold | None:
+        """The run's hold, if it has one: each ends the one before."""
+        return next((hold for hold in self.live(now) if (hold.asker, hold.run) == (asker, run)), None)
+
     def covers(self, asker: str, run: str, bucket: str, amount: float, now: float) -> bool:
         """Whether a charge is within what the run holds."""
-        held = sum(hold.buckets.get(bucket, 0.0) for hold in self.live(now) if (hold.asker, hold.run) == (asker, run))
+        own = self.own(asker, run, now)
+        held = own.buckets.get(bucket, 0.0) if own else 0.0
         return self.charged.get((asker, run), {}).get(bucket, 0.0) + amount <= held * (1 + COVERED)

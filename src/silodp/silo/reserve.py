@@ -124,8 +124,7 @@ def release(ledger: DurableLedger, ids: Sequence[str], *, why: str, asker: str |
         with file.explained(), file.transaction() as connection:
             hold = file.tally.holds.open.get(id)
             if hold is not None and (asker is None or (hold.asker, hold.run) == (asker, run)):
-                about = {"query_id": id, "digest": hold.digest, "asker": hold.asker, "run": hold.run, "kind": "hold"}
-                file.append(connection, "release", event={"why": why}, **about)
+                file.append(connection, "release", event={"why": why}, **hold.about)
                 ended += 1
         with file.explained():
             file.pin()

@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import ASKER, PATIENCE, three_gates
+from silodp.core.codec import Refusal, encode_reply
 from silodp.core.errors import BadInput
 from silodp.core.quote import HoldRequest, encode_hold
 from silodp.server.conduct import Conduct, Order
@@ -50,7 +51,8 @@ def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
     made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=epsilon), key=key)
     made._journal.close()
     made._tally.record.close()
-    return Holds(gates.cards, carrier or gates.direct(), made._plan, run=run, key=key, patience=QUICK, quorum=1, **more)
+    about = {"cards": gates.cards, "patience": QUICK, "quorum": 1} | more
+    return Holds(carrier=carrier or gates.direct(), plan=made._plan, run=run, key=key, **about)
 
 
 def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_path):
@@ -154,6 +156,25 @@ def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
     assert (tmp_path / "run/journal").exists()
     assert held(gates) == [0, 0, 0]
     assert len(list(conduct(gates, tmp_path / "run"))) == 4
+
+
+@pytest.mark.parametrize("code", ["size", "peer"])
+def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_veto_a_run(gates, tmp_path, code):
+    """A gate signs these for whoever connects: one that was kept and is repeated must not stop every run."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
+    cards = [replace(card, key=key.public_key().public_bytes_raw().hex()) if card.name == "silo-1" else card for card in gates.cards]
+
+    class Courier:
+        def exchange(self, frames, timeout):
+            kept = encode_reply(Refusal(code), key)
+            return {name: kept for name in frames if name == "silo-1"} | gates.direct().exchange(
+                {name: frame for name, frame in frames.items() if name != "silo-1"}, timeout
+            )
+
+    made = holder(gates, "vetoed", ASKER, 1.0, Courier(), folder=tmp_path / "v", cards=cards, patience=Patience(0.2, 0.2, 0.2))
+    made.keep()
+    assert sorted(made.held) == ["silo-0", "silo-2"]
+    made.release()
 
 
 def test_a_hold_that_was_released_is_not_taken_again_by_whoever_repeats_its_bytes(gates, tmp_path):

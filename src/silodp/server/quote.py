@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from silodp.server.remote import Carrier, Patience
 
 ATTEMPTS = 5
-PASSING = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal", "forged", "silent"})
-"""The gate may answer the same bytes later; if it does not, it is as if it were silent."""
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
+"""Codes of the daemon itself, which name no request: whoever carries frames can repeat them, so none of them refuses a run."""
+PASSING = UNBOUND | {"paused", "rate", "ledger", "forged", "silent"}
+"""The gate may answer the same bytes later; if it does not, it is as if it were silent."""
 RELEASING = 10.0
 """Seconds in which gates are told that the run has ended; one that does not hear it waits for the hold's own end."""
 

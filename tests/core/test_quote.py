@@ -33,15 +33,22 @@ EVENTS = (
     ("minibatch", Event(Poisson(0.1), 0.7)),
     ("total", Shared(FullBatch(), 8, 400, 0.5, 120, 62, 5)),
 )
-REQUEST = HoldRequest("hospital-a", "run", "hold", "a" * 64, EVENTS)
+REQUEST = HoldRequest("hospital-a", "run", "hold", "a" * 64, 7, EVENTS)
 
 
 def test_a_request_comes_back_as_it_was_sent_with_its_asker():
     request, asker, digest = decode_hold(encode_hold(REQUEST, KEY))
-    assert (request.silo, request.run, request.hold, request.model, asker) == ("hospital-a", "run", "hold", "a" * 64, PUBLIC)
+    assert (request.silo, request.run, request.hold, request.model, request.number, asker) == (
+        "hospital-a",
+        "run",
+        "hold",
+        "a" * 64,
+        7,
+        PUBLIC,
+    )
     assert [(kind, vars(event)) for kind, event in request.events] == [(kind, vars(event)) for kind, event in EVENTS]
     assert len(digest) == 64
-    release = ReleaseRequest("hospital-a", "run", "hold", "a" * 64)
+    release = ReleaseRequest("hospital-a", "run", "hold", "a" * 64, 8)
     assert decode_hold(encode_hold(release, KEY))[0] == release
 
 

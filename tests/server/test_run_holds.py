@@ -32,7 +32,7 @@ def gates():
 def nothing_held(gates):
     yield
     for gate in gates.gates:
-        release(ledger := gate.ledger(), [o.hold.id for o in listed(ledger)], why="officer")
+        release(ledger := gate.ledger(), [o.hold.id for o in listed(ledger)])
 
 
 def conduct(gates, folder, order=ORDER, *, key=ASKER, carrier=None, patience=QUICK, **more) -> Conduct:
@@ -122,7 +122,7 @@ def test_a_resumed_run_holds_what_remains_and_one_whose_hold_is_gone_goes_on_by_
     next(run)
     needed = held(gates)
     for gate in gates.gates:  # as if the server had been killed, and the hold had run out
-        release(gate.ledger(), [o.hold.id for o in listed(gate.ledger())], why="officer")
+        release(gate.ledger(), [o.hold.id for o in listed(gate.ledger())])
     assert next(run).dropped == {}, "charges go by the filter"
     run.close()
     told = {}
@@ -186,7 +186,7 @@ def test_a_hold_that_was_released_is_not_taken_again_by_whoever_repeats_its_byte
     made._open["silo-0"] = "anything"
     assert made._opened("silo-0", carrier.exchange({"silo-0": frame}, PATIENCE)["silo-0"], frame) == "lapsed"
     for key, wanted in ((Ed25519PrivateKey.generate(), "asker"), (ASKER, "silo")):
-        request = HoldRequest("silo-1", "r", "h", gates.cards[0].definition, made._events["silo-0"])
+        request = HoldRequest("silo-1", "r", "h", gates.cards[0].definition, 1, made._events["silo-0"])
         sent = encode_hold(request, key)
         assert made._opened("silo-0", carrier.exchange({"silo-0": sent}, PATIENCE)["silo-0"], sent) == wanted
     assert held(gates) == [0, 0, 0]
@@ -203,6 +203,17 @@ def test_holds_are_renewed_at_half_their_time(gates, tmp_path):
     assert not set(made._open.values()) & set(ids.values())
     assert [len(listed(gate.ledger())) for gate in gates.gates] == [1, 1, 1]
     made.release()
+
+
+def test_a_run_whose_renewal_got_lost_is_released_all_the_same(gates, tmp_path):
+    made = holder(gates, "renewed", ASKER, 1.0, folder=tmp_path / "r")
+    made.keep()
+    for name in ("silo-0", "silo-1", "silo-2"):
+        late = made._frame(name)  # asked for, and not carried
+    made.release()
+    assert held(gates) == [0, 0, 0]
+    assert made._opened("silo-2", gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"], late) == "lapsed"
+    assert held(gates) == [0, 0, 0]
 
 
 def test_the_events_of_a_plan_are_what_the_run_is_charged(gates, tmp_path):

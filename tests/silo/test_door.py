@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -38,7 +39,7 @@ from silodp.core.query import (
     SteeredSteps,
     WithoutReplacement,
 )
-from silodp.core.quote import HoldReply, HoldRequest, decode_hold_reply, encode_hold
+from silodp.core.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.silo import door as module
 from silodp.silo import exact, lattice
 from silodp.silo import policy as policies
@@ -374,9 +375,21 @@ def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_ba
 # --- holds ------------------------------------------------------------------------------------------------------------------------
 
 
-def wants(door: Door, hold: str, *, count=1, noise=20.0, key=SERVER, run="run-1") -> HoldReply | str:
+NUMBERS = itertools.count()
+
+
+def wants(door: Door, hold: str, *, count=1, noise=20.0, key=SERVER, run="run-1", number=None) -> HoldReply | str:
     """The reply to a request for a hold, or the code of the refusal."""
-    raw = door.handle(encode_hold(HoldRequest(POLICY.silo, run, hold, POLICY.definition, (("k", Event(FullBatch(), noise, count)),)), key))
+    return told(door, wish(hold, (Event(FullBatch(), noise, count),), key=key, run=run, number=number))
+
+
+def wish(hold: str, events, *, key=SERVER, run="run-1", number=None) -> bytes:
+    names = POLICY.silo, run, hold, POLICY.definition, next(NUMBERS) if number is None else number
+    return encode_hold(HoldRequest(*names, tuple(("k", event) for event in events)), key)
+
+
+def told(door: Door, frame: bytes) -> HoldReply | str:
+    raw = door.handle(frame)
     if raw[:4] == codec.REPLY:
         got = decode_reply(raw, limit=door.limit, silo_key=SILO_KEY)
         assert isinstance(got, Refusal)
@@ -399,6 +412,15 @@ def test_what_is_left_is_told_only_to_those_whom_the_policy_lets_see_it(tmp_path
         assert seen.left == pytest.approx(left if fits else left - 1 / 20**2 / ledger.capacity)
     assert wants(door, "c", key=Ed25519PrivateKey.generate()) == "asker"
     assert 1 - ledger.used() == left
+
+
+def test_a_hold_that_comes_after_its_release_is_not_taken(tmp_path):
+    door, ledger = silo(tmp_path)
+    release = ReleaseRequest(POLICY.silo, "run-1", "late", POLICY.definition, 5)
+    assert decode_hold_reply(door.handle(encode_hold(release, SERVER)), silo_key=SILO_KEY).code == ""
+    assert wants(door, "late", number=4) == "lapsed"
+    assert list(ledger.entries()) == []
+    assert wants(door, "next", number=6).code == ""
 
 
 def test_asking_for_holds_has_the_policys_rate_also_after_a_restart(tmp_path):

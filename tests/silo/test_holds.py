@@ -1,5 +1,6 @@
 """Holds in a real ledger: they keep budget for a run, refuse others, end as they should, and never pay for anything."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -17,7 +18,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
 from silodp.core.totals import Totals
 from silodp.silo.durable import DurableLedger, Identity
-from silodp.silo.reserve import Outcome, listed, release, take
+from silodp.silo.reserve import Outcome, finish, listed, release, take
 
 BUDGET = Budget(3.0, 1e-5)
 UNIT = float(1 / np.sqrt(GDP().capacity(np.array(BUDGET, dtype=object)) / 100))
@@ -50,9 +51,18 @@ def make(folder, rule=None, data=None) -> DurableLedger:
     return DurableLedger.create(folder / "a.ledger", rule=rule or GDP(), budget=BUDGET, records=40, identity=Identity.of(x, y))
 
 
-def hold(ledger, run, *events, id="", asker="server", now=0.0, caps=None) -> Outcome:
+NUMBERS = itertools.count()
+
+
+def hold(ledger, run, *events, id="", asker="server", now=0.0, caps=None, number=None) -> Outcome:
     held = ledger._file.snapshot().generation
-    about = {"hold": id or f"hold of {run}", "digest": DIGEST, "asker": asker, "run": run}
+    about = {
+        "hold": id or f"hold of {run}",
+        "digest": DIGEST,
+        "asker": asker,
+        "run": run,
+        "number": next(NUMBERS) if number is None else number,
+    }
     return take(ledger, **about, events=events, caps=caps or Caps(), now=now, held=held)
 
 
@@ -127,10 +137,10 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
         return hold(ledger, "other", times(50), now=10.0).code == "taken"
 
     assert (hold(ledger, "a", times(60)).code, kept()) == ("", True)
-    assert release(ledger, ["hold of a"], why="run", asker="stranger", run="a") == 0, "another's"
-    assert release(ledger, ["hold of a"], why="run", asker="server", run="b") == 0, "another run's"
-    assert (release(ledger, ["hold of a"], why="run", asker="server", run="a"), kept()) == (1, False)
-    release(ledger, ["hold of other"], why="run", asker="server", run="other")
+    assert not finish(ledger, asker="stranger", run="a", number=10**9), "another's"
+    assert not finish(ledger, asker="server", run="b", number=10**9), "another run's"
+    assert (finish(ledger, asker="server", run="a", number=next(NUMBERS)), kept()) == (True, False)
+    finish(ledger, asker="server", run="other", number=next(NUMBERS))
     with pytest.raises(Refused, match="lapsed"):  # whoever repeats the bytes of a request takes nothing again
         hold(ledger, "a", times(60))
     with pytest.raises(Refused, match="id-reused"):
@@ -177,6 +187,29 @@ def test_the_same_request_again_finds_its_hold_and_writes_nothing(tmp_path):
     head = ledger.head()
     assert hold(ledger, "a", times(60)) == first
     assert ledger.head() == head
+
+
+def test_a_run_ends_with_all_that_is_held_for_it_and_nothing_that_is_carried_late_undoes_that(tmp_path):
+    ledger = make(tmp_path)
+    assert hold(ledger, "a", times(60), id="first", number=1).code == hold(ledger, "a", times(60), id="third", number=3).code == ""
+    with pytest.raises(Refused, match="lapsed"):
+        hold(ledger, "a", times(60), id="second", number=2)
+    assert not finish(ledger, asker="server", run="a", number=2), "nor does an old release end what was held since"
+    assert finish(ledger, asker="server", run="a", number=5)
+    assert listed(ledger, 0.0) == []
+    again = DurableLedger.open(ledger.path)
+    again.verify()
+    for number in (4, 5):
+        with pytest.raises(Refused, match="lapsed"):
+            hold(again, "a", times(60), id="fourth", number=number)
+    assert hold(again, "a", times(60), id="anew", number=6).code == "", "a run that is resumed goes on"
+    assert hold(again, "a", times(20), id="b", asker="stranger", number=0).code == "", "another's numbers are its own"
+
+
+def test_what_costs_more_than_any_number_is_not_held(tmp_path):
+    ledger = make(tmp_path)
+    assert hold(ledger, "a", Event(FullBatch(), 0.0)).code == "budget"
+    assert listed(ledger, 0.0) == []
 
 
 def test_batches_of_a_partition_are_held_as_their_maximum(tmp_path):
@@ -257,7 +290,8 @@ def one_world(folder, given, events, coin) -> Counter[str]:
             live |= {who: (f"h{step}", now + 40)} if not got.code else {}
             fates[f"hold {got.code}"] += 1
         elif act == "release" and holds:
-            release(ledger, [live.pop(who)[0]], why="run", asker=who[0], run=who[1])
+            live.pop(who)
+            assert finish(ledger, asker=who[0], run=who[1], number=next(NUMBERS))
         elif act == "loose":
             ((k, count),) = costing(ledger, Counter({coin.randrange(len(events)): 1}), events, coin.uniform(0.01, 0.3)).items()
             fates[f"loose {pay(('w', 'loose'), k, count)}"] += 1
@@ -287,7 +321,7 @@ def _holding_for_ever(path) -> None:
     for k in range(10**6):
         assert hold(ledger, f"r{k % 3}", times(1), id=os.urandom(8).hex()).code == ""
         if k % 2:
-            release(ledger, [listed(ledger, 0.0)[0].hold.id], why="run")
+            release(ledger, [listed(ledger, 0.0)[0].hold.id])
 
 
 def test_kill_9_while_holds_are_taken_and_released_leaves_a_whole_ledger_with_nothing_spent(tmp_path):

@@ -213,7 +213,7 @@ def test_hostile_requests_for_holds_get_the_same_bytes_of_neighbours_and_spend_n
     coin, sent, codes = Server(5), [], set()
     for turn in range(400):
         now[0] += coin.choice([0, 1, 20])
-        names = POLICY.silo if coin.random() < 0.95 else "z", f"run-{coin.randrange(4)}", f"h{coin.randrange(150)}", POLICY.definition
+        names = POLICY.silo if coin.random() < 0.95 else "z", f"run-{coin.randrange(4)}", f"h{coin.randrange(150)}", POLICY.definition, turn
         honest = (("a", Event(FullBatch(), 8.0, coin.randint(1, 8))),)
         rows = tuple(("a", Event(coin.sampling(), coin.choice([8.0, *NOISES]), coin.choice([1, 3, *COUNTS]))) for _ in range(2))
         request = ReleaseRequest(*names) if coin.random() < 0.1 else HoldRequest(*names, honest if coin.random() < 0.7 else rows)

@@ -28,23 +28,28 @@ MOST = 64
 
 @dataclass(frozen=True, eq=False)
 class HoldRequest:
-    """Everything that a run will ask of one silo: (kind, event) with the counts added up. Under one `hold` id a hold is taken once."""
+    """Everything that a run will ask of one silo: (kind, event) with the counts added up. Under one `hold` id a hold is taken once.
+
+    Each request of a run has a higher `number` than the one before: a gate takes none that was carried past a later one.
+    """
 
     silo: str
     run: str
     hold: str
     model: str
+    number: int
     events: tuple[tuple[str, Event | Shared], ...]
 
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """The run has ended, or will not begin: what the hold still reserves is free again."""
+    """The run has ended, or will not begin: whatever is held for it under a lower number is free again."""
 
     silo: str
     run: str
     hold: str
     model: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
 
 def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
     fields: dict[str, Any] = {
-        "hold": _name(request.hold), "model": _hash(request.model), "run": _name(request.run), "silo": _name(request.silo),
+        "hold": _name(request.hold), "model": _hash(request.model), "number": _integer(request.number), "run": _name(request.run),
+        "silo": _name(request.silo),
     }  # fmt: skip
     if isinstance(request, HoldRequest):
         rows = [_row(kind, event) for kind, event in request.events]
@@ -116,7 +122,7 @@ def _row(kind: str, event: Event | Shared) -> dict[str, Any]:
 
 
 def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
-    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["model"])
+    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["model"]), _integer(fields["number"])
     if "events" not in fields:
         return ReleaseRequest(*names)
     return HoldRequest(*names, tuple((_name(row["kind"]), _event(row)) for row in fields["events"]))

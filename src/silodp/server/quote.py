@@ -93,7 +93,7 @@ class Holds:
         self._events, self._carrier, self._run, self._key = events, carrier, run, key
         self._patience, self._quorum, self._told, self._pause = patience, min(quorum, len(self._cards)), told, pause
         self._open: dict[str, str] = {}  # silo: the id of what was asked for, held or perhaps held
-        self._again = 0.0
+        self._again, self._number = 0.0, 0
         self.held: dict[str, HoldReply] = {}
 
     def keep(self) -> None:
@@ -110,7 +110,7 @@ class Holds:
     def release(self) -> None:
         """Tells every gate that may hold something for the run that it has ended; whoever does not hear it will find out by itself."""
         frames = {
-            name: encode_hold(ReleaseRequest(name, self._run, id, self._cards[name].definition), self._key)
+            name: encode_hold(ReleaseRequest(name, self._run, id, self._cards[name].definition, self._next()), self._key)
             for name, id in self._open.items()
         }
         self._open, self.held = {}, {}
@@ -165,7 +165,12 @@ class Holds:
 
     def _frame(self, name: str) -> bytes:
         self._open[name] = id = secrets.token_hex(16)
-        return encode_hold(HoldRequest(name, self._run, id, self._cards[name].definition, self._events[name]), self._key)
+        return encode_hold(HoldRequest(name, self._run, id, self._cards[name].definition, self._next(), self._events[name]), self._key)
+
+    def _next(self) -> int:
+        """Above all before, in this process and, by the clock, in those that had the run before it."""
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        return self._number
 
     # --- one gate ---------------------------------------------------------------------------------------------------------------
 

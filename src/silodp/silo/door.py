@@ -29,14 +29,17 @@ from silodp.core.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, S
 from silodp.core.errors import BadInput, Refused
 from silodp.core.problem import Problem
 from silodp.core.query import Release, Shared, Shuffled
-from silodp.core.quote import HOLD, HoldReply, HoldRequest, decode_hold, encode_hold_reply
+from silodp.core.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
 from silodp.core.quote import LIMIT as HOLD_LIMIT
 from silodp.silo.durable import DurableLedger
 from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
 from silodp.silo.policy import CODES, HOUR, Policy, Shuffling
 from silodp.silo.records import Records
-from silodp.silo.reserve import release, take
+from silodp.silo.reserve import finish, take
+
+FINISHED = 10_000
+"""Runs whose release is remembered in memory, newest first to stay."""
 
 
 def definition_hash(problem: Problem) -> str:
@@ -101,6 +104,8 @@ class Door:
         """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
         self._quotes = list(_holds_since(ledger, clock() - HOUR))
         """When holds were asked for in the last hour: those that were given count after a restart too."""
+        self._finished: dict[tuple[str, str], int] = {}
+        """The number under which a run was last released: a hold that comes late is not taken, though the ledger had nothing to release."""
 
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is finished."""
@@ -171,18 +176,27 @@ class Door:
         names = request.silo, request.run, request.hold, digest
         if not isinstance(request, HoldRequest):
             with _closed():
-                release(self._ledger, [request.hold], why="run", asker=asker, run=request.run)
+                finish(self._ledger, asker=asker, run=request.run, number=request.number)
+            self._finish(asker, request)
             return encode_hold_reply(HoldReply(*names), self._key)
         self._quotes = [moment for moment in self._quotes if moment > now - HOUR]
         self._policy.check_quotes(len(self._quotes))
         self._quotes.append(now)
         events = [event for _, event in request.events]
-        about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run}
+        if request.number <= self._finished.get((asker, request.run), -1):
+            raise Refused("lapsed")
+        about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
         self._note = replace(self._note, code=found.code or "held")
         needed = found.needed if math.isfinite(found.needed) else None
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
         return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
+
+    def _finish(self, asker: str, request: ReleaseRequest) -> None:
+        who = asker, request.run
+        self._finished[who] = max(request.number, self._finished.pop(who, -1))
+        if len(self._finished) > FINISHED:
+            del self._finished[next(iter(self._finished))]
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""

@@ -59,6 +59,8 @@ class Holds:
     """Ids of holds that have ended: none of them is ever taken again, whoever repeats its request."""
     charged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """By (asker, run)."""
+    last: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The highest number of a request that each (asker, run) has had written down."""
 
     # --- the replay -------------------------------------------------------------------------------------------------------------
 
@@ -68,15 +70,25 @@ class Holds:
 
     def note(self, entry: Any, data: Mapping[str, Any], price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> bool:
         """Takes in an entry that takes or releases a hold; False if it cannot come now."""
+        who = entry.asker, entry.run
         if entry.act == "release":
+            if data["why"] == "run":
+                if not self.later(*who, data["number"]):
+                    return False
+                self.last[who] = data["number"]
             return data["why"] in ("run", "officer", "charge") and self._end([entry.query_id])
         if entry.query_id in self.open or entry.query_id in self.over or not entry.query_id:
             return False
         buckets = added(*({bucket: amount} for bucket, amount in map(price, data["events"])))
-        if not (type(data["until"]) is int and buckets and self._end(data["ends"])):
+        if not (type(data["until"]) is int and buckets and self.later(*who, data["number"]) and self._end(data["ends"])):
             return False
+        self.last[who] = data["number"]
         self.open[entry.query_id] = Hold(entry.query_id, entry.asker, entry.run, entry.digest, entry.time, data["until"], buckets)
         return True
+
+    def later(self, asker: str, run: str, number: int) -> bool:
+        """Whether a request of this number comes after all that the run has had written down."""
+        return type(number) is int and number > self.last.get((asker, run), -1)
 
     def _end(self, ids: Iterable[str]) -> bool:
         ids = list(ids)

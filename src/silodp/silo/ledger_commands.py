@@ -152,7 +152,7 @@ def release(
 
     opened = _open(path, anchor)
     found = [o.hold for o in reserve.listed(opened) if run in (None, o.hold.run)]
-    ended = reserve.release(opened, [hold.id for hold in found], why="officer")
+    ended = reserve.release(opened, [hold.id for hold in found])
     if as_json:
         print(json.dumps({"released": ended, "runs": [hold.run for hold in found]}))
         return

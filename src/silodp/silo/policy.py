@@ -67,7 +67,7 @@ CODES: dict[str, str] = {
     "budget": "The answer, or the run that a hold is asked for, would take the data set past its privacy budget.",
     "taken": "What is left of the budget is held for other runs; a hold ends with its run, by its time or by the officer.",
     "hold-limit": "The asker would hold more of the budget, or for more runs at once, than the policy lets one asker hold.",
-    "lapsed": "The hold of this id has ended; another needs an id of its own.",
+    "lapsed": "The hold of this id has ended, or its run has asked for another or ended since; a new one needs an id and a higher number.",
     "id": "A name in the query is empty, too long or not printable.",
     "id-reused": "The query's id belongs to a query with other content.",
     "purged": "The answer to this query id has been deleted, and is never computed again.",

@@ -6,8 +6,9 @@ ledger and the time. It ends with its run, by its time, by the officer (`silodp 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from silodp.core.errors import Refused
 from silodp.core.query import Event, Shared
 from silodp.silo.chain import Tally, event_of, plain
 from silodp.silo.durable import DurableLedger
-from silodp.silo.holds import SLACK, Amounts, Hold, added
+from silodp.silo.holds import SLACK, Amounts, Hold, Holds, added
 
 
 class Caps(Protocol):
@@ -57,6 +58,7 @@ def take(
     digest: str,
     asker: str,
     run: str,
+    number: int,
     events: Sequence[Event | Shared],
     caps: Caps,
     now: float,
@@ -64,8 +66,9 @@ def take(
 ) -> Outcome:
     """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
 
-    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed") if it has ended since, Refused("id-reused") for another
-    request under its id, Refused("rule") where the ledger has no price.
+    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed") if it has ended since or a request of the run
+    with a number as high was written down before, Refused("id-reused") for another request under its id, Refused("rule") where the
+    ledger has no price.
     """
     data, file = [plain(event) for event in events], ledger._file
     with file.failing_closed():
@@ -84,6 +87,10 @@ def take(
                 if known.until <= now:
                     raise Refused("lapsed")
                 return Outcome("", needed, left, round(known.until - now))
+            if not holds.later(asker, run, number):
+                raise Refused("lapsed")
+            if not all(map(math.isfinite, wanted.values())):
+                return Outcome("budget", math.inf, left)
             if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
                 return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
             mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
@@ -93,7 +100,7 @@ def take(
                 # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
                 ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
                 about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
-                file.append(connection, "hold", event={"events": data, "until": until, "ends": ends}, **about)
+                file.append(connection, "hold", event={"events": data, "until": until, "ends": ends, "number": number}, **about)
         file.pin()
     return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
 
@@ -117,18 +124,29 @@ def _share(tally: Tally, buckets: Amounts) -> float:
     return float(tally.rule.total({bucket: np.asarray(amount) for bucket, amount in buckets.items()})) / tally.capacity
 
 
-def release(ledger: DurableLedger, ids: Sequence[str], *, why: str, asker: str | None = None, run: str | None = None) -> int:
-    """Ends the open ones among these holds, if they are the asker's own for this run where one is named; how many that were."""
-    ended, file = 0, ledger._file
-    for id in ids:
-        with file.explained(), file.transaction() as connection:
-            hold = file.tally.holds.open.get(id)
-            if hold is not None and (asker is None or (hold.asker, hold.run) == (asker, run)):
-                file.append(connection, "release", event={"why": why}, **hold.about)
-                ended += 1
-        with file.explained():
-            file.pin()
-    return ended
+def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
+    """Ends the open ones among these holds, by the officer's word; how many that were."""
+    return sum(_ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids)
+
+
+def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
+    """Ends what is held for the run, whatever its id, unless a request with a number as high was written down; whether anything was."""
+
+    def held(holds: Holds) -> Hold | None:
+        own = (hold for hold in holds.open.values() if (hold.asker, hold.run) == (asker, run))
+        return next(own, None) if holds.later(asker, run, number) else None
+
+    return _ended(ledger, held, {"why": "run", "number": number})
+
+
+def _ended(ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]) -> bool:
+    file = ledger._file
+    with file.explained():
+        with file.transaction() as connection:
+            if (hold := which(file.tally.holds)) is not None:
+                file.append(connection, "release", event=event, **hold.about)
+        file.pin()
+    return hold is not None
 
 
 def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:

@@ -431,3 +431,21 @@ def test_asking_for_holds_has_the_policys_rate_also_after_a_restart(tmp_path):
     assert code(door, asked("q1")) == "answered", "questions are counted apart"
     again, _ = silo(tmp_path, policy=limited, ledger=DurableLedger.open(ledger.path))
     assert [got if isinstance(got, str) else got.code for got in (wants(again, "i"), wants(again, "j"))] == ["", "rate"]
+
+
+def test_the_rate_of_holds_is_each_askers_own_and_a_repeated_frame_takes_nothing_of_it(tmp_path):
+    other = STRANGER.public_key().public_bytes_raw().hex()
+    now = [time.time()]
+    door, ledger = silo(
+        tmp_path, policy=replace(POLICY, queries_per_hour=2, askers=(*POLICY.askers, other), hold_seconds=60), clock=lambda: now[0]
+    )
+    given, refused = wish("given", (Event(FullBatch(), 20.0),)), wish("refused", (Event(FullBatch(), 20.0, 10**6),))
+    assert [told(door, given).code for _ in range(5)] == [""] * 5
+    assert [told(door, refused).code for _ in range(5)] == ["budget"] * 5
+    assert wants(door, "third") == "rate"
+    assert wants(door, "refused", count=10**5) == "rate", "other content under the id of a refused request is another question"
+    assert wants(door, "first", key=STRANGER, run="run-2").code == ""
+    now[0] += 3601
+    assert [told(door, given) for _ in range(5)] == ["lapsed"] * 5
+    assert [got if isinstance(got, str) else got.code for got in (wants(door, f"late{i}") for i in range(3))] == ["", "", "rate"]
+    assert [entry.act for entry in ledger.entries()] == ["hold"] * 4

@@ -36,7 +36,7 @@ from silodp.silo.exact import MAX_EDGES, Exact
 from silodp.silo.gate import Gate
 from silodp.silo.policy import CODES, HOUR, Policy, Shuffling
 from silodp.silo.records import Records
-from silodp.silo.reserve import finish, take
+from silodp.silo.reserve import finish, known, take
 
 FINISHED = 10_000
 """Runs whose release is remembered in memory, newest first to stay."""
@@ -102,8 +102,8 @@ class Door:
         self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
         self.limit = max(self._longest, HOLD_LIMIT)
         """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
-        self._quotes = list(_holds_since(ledger, clock() - HOUR))
-        """When holds were asked for in the last hour: those that were given count after a restart too."""
+        self._quotes = _holds_since(ledger, clock() - HOUR)
+        """By asker: the digests of its requests for holds, and when each came first. Those that were given count after a restart too."""
         self._finished: dict[tuple[str, str], int] = {}
         """The number under which a run was last released: a hold that comes late is not taken, though the ledger had nothing to release."""
 
@@ -179,18 +179,23 @@ class Door:
                 finish(self._ledger, asker=asker, run=request.run, number=request.number)
             self._finish(asker, request)
             return encode_hold_reply(HoldReply(*names), self._key)
-        self._quotes = [moment for moment in self._quotes if moment > now - HOUR]
-        self._policy.check_quotes(len(self._quotes))
-        self._quotes.append(now)
-        events = [event for _, event in request.events]
         if request.number <= self._finished.get((asker, request.run), -1):
             raise Refused("lapsed")
+        self._count(asker, request.hold, digest, now)
+        events = [event for _, event in request.events]
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
         self._note = replace(self._note, code=found.code or "held")
         needed = found.needed if math.isfinite(found.needed) else None
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
         return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
+
+    def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
+        """Counts a request against its own asker's rate; not one that came before, which whoever carries frames can repeat."""
+        recent = self._quotes[asker] = {one: moment for one, moment in self._quotes.get(asker, {}).items() if moment > now - HOUR}
+        if digest not in recent and not known(self._ledger, hold):
+            self._policy.check_quotes(len(recent))
+            recent[digest] = now
 
     def _finish(self, asker: str, request: ReleaseRequest) -> None:
         who = asker, request.run
@@ -258,9 +263,12 @@ class Charges:
             return self._ledger.head()
 
 
-def _holds_since(ledger: DurableLedger, time: float) -> Iterator[float]:
-    moment = _stamp(time)
-    return (datetime.fromisoformat(entry.time).timestamp() for entry in ledger.entries() if entry.act == "hold" and entry.time > moment)
+def _holds_since(ledger: DurableLedger, time: float) -> dict[str, dict[str, float]]:
+    moment, found = _stamp(time), dict[str, dict[str, float]]()
+    for entry in ledger.entries():
+        if entry.act == "hold" and entry.time > moment:
+            found.setdefault(entry.asker, {})[entry.digest] = datetime.fromisoformat(entry.time).timestamp()
+    return found
 
 
 def _stamp(time: float) -> str:

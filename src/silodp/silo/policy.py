@@ -211,7 +211,7 @@ class Policy:
             raise Refused("model")
 
     def check_quotes(self, quotes: int) -> None:
-        """Raises Refused where so many new holds were asked for in the last hour: as often as questions may be, and counted apart from them."""
+        """Raises Refused where an asker has asked for so many new holds in the last hour: as often as questions may be, and counted apart from them."""
         if quotes >= self.queries_per_hour:
             raise Refused("rate")
 

@@ -75,12 +75,12 @@ def take(
         with file.transaction() as connection:
             tally, holds = file.tally, file.tally.holds
             ledger.check_held(held)
+            if hold in holds.over:
+                raise Refused("lapsed")
             wanted = _priced(tally, data)
             rest = holds.rest(asker, run, wanted)
             others = holds.others(asker, run, now)
             needed, left = _share(tally, rest), 1 - _share(tally, added(tally.buckets, others))
-            if hold in holds.over:
-                raise Refused("lapsed")
             if (known := holds.open.get(hold)) is not None:
                 if (known.digest, known.asker, known.run) != (digest, asker, run):
                     raise Refused("id-reused")
@@ -127,6 +127,13 @@ def _share(tally: Tally, buckets: Amounts) -> float:
 def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
     """Ends the open ones among these holds, by the officer's word; how many that were."""
     return sum(_ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids)
+
+
+def known(ledger: DurableLedger, hold: str) -> bool:
+    """Whether a hold of this id was ever taken."""
+    with ledger._file.failing_closed():
+        holds = ledger._file.snapshot().holds
+    return hold in holds.open or hold in holds.over
 
 
 def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:

@@ -104,12 +104,12 @@ def divergence(seen: Sums, rate: float, order: float = ORDER) -> float:
     return max(float(np.logaddexp.reduce(order * a + (1 - order) * b) + math.log(step)) / (order - 1) for a, b in ((p, q), (q, p)))
 
 
-def delta(seen: Sums, rate: float, releases: int, epsilon: float = PROMISE.epsilon) -> float:
-    """The delta at epsilon of so many releases, the larger of the two directions; losses are rounded down, so it is no less."""
+def delta(seen: Sums, rate: float, releases: int, rounding: np.ufunc = np.ceil, epsilon: float = PROMISE.epsilon) -> float:
+    """The delta at epsilon of so many releases, the larger of the two directions: no less with losses rounded up, no more with np.floor."""
     p, q, step = log_laws(seen, rate)
     found, grain, half = 0.0, 2e-3, 2**14
     for a, b in ((p, q), (q, p)):
-        cell = np.floor((a - b) / grain).astype(int).clip(-half, half - 1)
+        cell = rounding((a - b) / grain).astype(int).clip(-half, half - 1)
         law, size = np.bincount(cell + half, weights=np.exp(a) * step, minlength=2 * half), 2 * half * releases
         together = np.fft.irfft(np.fft.rfft(law, size) ** releases, size)
         loss = (np.arange(size) - half * releases) * grain

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 N, MINE = 45, [0, 7, 16, 31, 44]
 COINS = {"levels": 8, "noise_bits": 4, "contributions": 15}
-PATTERN = torch.tensor([-3, 1, 2, -1, 5], dtype=torch.float64)
 
 
 class Sequence(nn.Module):
@@ -57,31 +56,36 @@ class Tokens(nn.Module):
         return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
 
 
-MODELS = {
-    "linear": (lambda: nn.Sequential(nn.Linear(16, 1)), squared_error),
-    "logistic": (lambda: nn.Sequential(nn.Linear(16, 1)), logistic),
-    "mlp": (lambda: nn.Sequential(nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)), cross_entropy),
+ROWS = [(i, j) for i in range(16) for j in range(i + 4, 16, 4)]  # records have four equal tokens of four features: so have images rows
+PIXELS = [(4 * channel + column, 4 * channel + 2 + column) for channel in range(3) for column in range(2)]
+MODELS = {  # with the layer in which numbers are made to cancel, and which of its inputs are equal
+    "linear": (lambda: nn.Sequential(nn.Linear(16, 1)), squared_error, "0.weight", ROWS),
+    "logistic": (lambda: nn.Sequential(nn.Linear(16, 1)), logistic, "0.weight", ROWS),
+    "mlp": (lambda: nn.Sequential(nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)), cross_entropy, "0.weight", ROWS),
     "cnn": (
         lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
         cross_entropy,
+        "4.weight",
+        PIXELS,
     ),
-    "transformer": (Sequence, cross_entropy),
-    "raising loss": (lambda: nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3)), strict),
-    "raising model": (Tokens, cross_entropy),
+    "transformer": (Sequence, cross_entropy, "head.weight", ROWS),
+    "raising loss": (lambda: nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3)), strict, "0.weight", ROWS),
+    "raising model": (Tokens, cross_entropy, "head.weight", [(i + 5, j + 5) for i, j in ROWS if i]),
 }
 
 
 def problem_of(name: str) -> Problem:
     torch.manual_seed(3)
-    model, loss = MODELS[name]
+    model, loss, _, _ = MODELS[name]
     return Problem(model(), loss)
 
 
 def records(name: str, others: float | str = "ordinary") -> Records:
     """The records at MINE are the same whatever the others are."""
     rng = np.random.default_rng(7)
-    x, y = rng.normal(size=(N, 16)).astype(np.float32), rng.integers(0, 2, N)
-    x[:, 0] = rng.integers(0, 5, N)
+    x, y = np.tile(rng.normal(size=(N, 4)), 4).astype(np.float32), rng.integers(0, 2, N)
+    if name == "raising model":
+        x[:, 0] = rng.integers(0, 5, N)
     theirs = np.setdiff1d(np.arange(N), MINE)
     if others == "raising":
         x[theirs[::6], 0], y[theirs[3::6]] = 99, -7
@@ -94,14 +98,21 @@ def answerer(name: str, others: float | str = "ordinary", of=Exact, **more) -> E
     return of(problem_of(name), records(name, others), partition=lambda partition, batches: np.arange(N)[::-1], **more)
 
 
-def hostile_points(of: Problem) -> dict[str, torch.Tensor]:
-    """Points at which rounding decides: numbers that cancel, that overflow, that vanish, and all of them mixed."""
+def hostile_points(name: str, trials: int = 12) -> list[torch.Tensor]:
+    """Points at which rounding decides: L x - L x and something small in one layer, which is left or lost; also overflow and next to nothing."""
+    of, rng = problem_of(name), np.random.default_rng(0)
+    layer, twins = MODELS[name][2:]
     w = of.initial([1]).double()
-    cancelling = w.sign() * 1e18 * PATTERN.repeat(w.numel() // 5 + 1)[: w.numel()] + w
-    scales = torch.tensor([1e-310, 1.0, 1e18, 1e150, 1e-20], dtype=torch.float64).repeat(w.numel() // 5 + 1)[: w.numel()]
-    points = {"ordinary": w, "cancelling": cancelling, "mixed": w * scales, "huge": 1e200 * w, "vanishing": 1e-310 * w}
-    slow = isinstance(of.model, Sequence | Tokens) or of.loss is strict  # attention, and halving for records that raise
-    return dict(list(points.items())[: 3 if slow else None])
+    points = [w]
+    for _ in range(trials):
+        parameters = {key: value[0].clone() for key, value in of.split(w).items()}
+        weight = parameters[layer].zero_()
+        for row in weight:
+            large, gone = twins[rng.integers(len(twins))]
+            row[rng.choice([i for i in range(len(row)) if i not in (large, gone)])] = rng.choice([-1, 1]) * 1e5
+            row[large], row[gone] = 1e25, -1e25
+        points.append(torch.cat([value.flatten() for value in parameters.values()])[None])
+    return points if isinstance(of.model, Sequence | Tokens) or of.loss is strict else [*points, 1e200 * w, 1e-310 * w]
 
 
 def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> np.ndarray:
@@ -123,17 +134,47 @@ def short_chunks(monkeypatch):
     monkeypatch.setattr(exact, "slots", lambda n, width: [slice(0, 16), slice(16, 32), slice(32, n)])
 
 
+class Gathering(Exact):
+    """The mistake: a batch is gathered and computed as a tensor of its own."""
+
+    def _sum(self, rows, chosen, clip, gamma, dim, numbers=None, source=None):
+        if not len(chosen):
+            return np.zeros(dim, np.int64)
+        return (
+            quantised(
+                rows(self._x[chosen].double(), self._y[chosen].clone() if self._y.dtype == torch.int64 else self._y[chosen].double()),
+                clip,
+                gamma,
+            )
+            .sum(0)
+            .numpy()
+        )
+
+
 BATCHES = [sorted(np.random.default_rng(k).choice(N, size=k, replace=False)) for k in (1, 3, 4, 8, 21, 44)]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_has_the_same_integers_in_every_batch_that_it_is_in(name, short_chunks):
     asked = answerer(name)
-    for w in hostile_points(asked.problem).values():
+    for w in hostile_points(name):
         rows = asked._gradients([w])
         own = each(asked, rows, asked.problem.dim)
         for batch in BATCHES:
             np.testing.assert_array_equal(integers(asked, rows, batch, asked.problem.dim), own[batch].sum(0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_points_are_such_that_a_gathered_batch_changes_a_records_integers(name):
+    """What the tests around this one could see, if it were there."""
+    asked = answerer(name, of=Gathering)
+    for w in hostile_points(name):
+        rows = asked._gradients([w])
+        for batch in BATCHES[1:4]:
+            own = sum(integers(asked, rows, [i], asked.problem.dim) for i in batch)
+            if (integers(asked, rows, batch, asked.problem.dim) != own).any():
+                return
+    pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
 
 
 OTHERS = ["ordinary", math.nan, math.inf, 3e38, 1e-40, 0.0, "raising"]
@@ -142,7 +183,7 @@ OTHERS = ["ordinary", math.nan, math.inf, 3e38, 1e-40, 0.0, "raising"]
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_has_the_same_integers_whatever_the_others_hold(name, short_chunks):
     """Of every statistic: gradients, differences, scores, histograms, moments."""
-    for point, w in hostile_points(problem_of(name)).items():
+    for point, w in enumerate(hostile_points(name, trials=2)):
         kept = []
         for others in OTHERS:
             asked = answerer(name, others)
@@ -152,7 +193,7 @@ def test_a_record_has_the_same_integers_whatever_the_others_hold(name, short_chu
                 (asked._gradients([w]), of.dim, {}),
                 (asked._gradients([w, 0.999 * w]), of.dim, {}),
                 (cell_rows(score, of, w[0]), score.shape[-1], {"numbers": score.numbers, "clip": 1.0}),
-                *([(histogram_rows(edges), 96, {}), (moment_rows(low, -low), 32, {})] if point == "ordinary" else []),
+                *([(histogram_rows(edges), 96, {}), (moment_rows(low, -low), 32, {})] if point == 0 else []),
             ]
             kept.append(np.concatenate([integers(asked, rows, MINE, dim, **more) for rows, dim, more in made]))
         for values in kept:
@@ -218,7 +259,7 @@ def test_a_shuffled_records_rounding_is_its_own_whoever_is_drawn(monkeypatch, sh
     mechanism, firsts = Shuffled("a", 0.5, **COINS), []
     for others in ("ordinary", math.nan, 3e38):
         asked = answerer("mlp", others)
-        rows = asked._gradients([hostile_points(asked.problem)["cancelling"]])
+        rows = asked._gradients([hostile_points("mlp")[1]])
 
         def counts(batch, asked=asked, rows=rows):
             monkeypatch.setattr(asked, "_batch", lambda sampling: np.asarray(batch))
@@ -232,15 +273,6 @@ def test_a_shuffled_records_rounding_is_its_own_whoever_is_drawn(monkeypatch, sh
 
 
 # --- the attack: through the integer sums, at points that a server would choose -------------------------------------------------------
-
-
-class Gathering(Exact):
-    """The mistake: a batch is gathered and computed as a tensor of its own."""
-
-    def _sum(self, rows, chosen, clip, gamma, dim, numbers=None, source=None):
-        if not len(chosen):
-            return np.zeros(dim, np.int64)
-        return quantised(rows(self._x[chosen].double(), self._y[chosen].double()), clip, gamma).sum(0).numpy()
 
 
 class InFours(Gathering):
@@ -273,7 +305,7 @@ def test_the_attack_finds_an_answerer_guilty_that_gathers_its_batches(n, rate, p
     """By which factors the price, and the promise of delta, are broken at least."""
     seen = attack.attack(of_kind(InFours), n, rate)
     assert attack.divergence(seen, rate) > price * attack.charged(n, rate)
-    assert attack.delta(seen, rate, attack.affordable(n, rate)) > promise * attack.PROMISE.delta
+    assert attack.delta(seen, rate, attack.affordable(n, rate), np.floor) > promise * attack.PROMISE.delta
 
 
 def test_the_attack_finds_this_machines_own_kernels_guilty_where_a_batch_is_gathered():

@@ -86,8 +86,16 @@ def test_other_spellings_unsigned_frames_and_other_magics_are_refused():
 
 
 def test_what_would_cost_a_gate_too_much_to_price_or_to_read_is_not_sent():
-    with pytest.raises(BadInput, match="kinds of noise"):
-        encode_hold(replace(REQUEST, events=tuple(("k", Event(FullBatch(), 1.0 + i)) for i in range(MOST + 1))), KEY)
+    for event in (
+        lambda i: Event(FullBatch(), 1.0 + i),
+        lambda i: Event(Poisson(0.1 + 0.001 * i), 1.0),
+        lambda i: Event(Poisson(0.1), 1.0, 1 + i),
+        lambda i: Event(DisjointBatches(4, 0, f"p{i}"), 1.0),
+        lambda i: Event(DisjointBatches(4, 0, "p"), 1.0 + i),
+    ):
+        encode_hold(replace(REQUEST, events=tuple(("k", event(i)) for i in range(MOST))), KEY)
+        with pytest.raises(BadInput, match="at most 64 prices"):
+            encode_hold(replace(REQUEST, events=tuple(("k", event(i)) for i in range(MOST + 1))), KEY)
     with pytest.raises(BadInput, match="use fewer batches"):
         encode_hold(replace(REQUEST, events=tuple(("k", Event(DisjointBatches(9999, i, "p"), 1.0)) for i in range(9999))), KEY)
     encode_hold(replace(REQUEST, events=tuple(("k", Event(DisjointBatches(1500, i, "p"), 1.0)) for i in range(1500))), KEY)

@@ -36,6 +36,7 @@ from silodp.core.query import (
     Poisson,
     Query,
     Score,
+    Shared,
     SteeredSteps,
     WithoutReplacement,
 )
@@ -449,3 +450,17 @@ def test_the_rate_of_holds_is_each_askers_own_and_a_repeated_frame_takes_nothing
     assert [told(door, given) for _ in range(5)] == ["lapsed"] * 5
     assert [got if isinstance(got, str) else got.code for got in (wants(door, f"late{i}") for i in range(3))] == ["", "", "rate"]
     assert [entry.act for entry in ledger.entries()] == ["hold"] * 4
+
+
+def test_nothing_is_priced_for_a_hold_of_questions_that_the_policy_refuses(tmp_path, monkeypatch):
+    door, ledger = silo(tmp_path, policy=replace(POLICY, samplings=("FullBatch", "DisjointBatches"), minimum_batch=10))
+    monkeypatch.setattr(GDP, "price", lambda *_: pytest.fail("priced"))
+    for event, wanted in (
+        (Event(Poisson(0.5), 20.0), "sampling"),
+        (Event(FullBatch(), POLICY.minimum_noise_multiplier * 0.99), "noise"),
+        (Event(FullBatch(), 0.0), "noise"),
+        (Event(DisjointBatches(5, 0, "p"), 20.0), "batch"),
+        (Shared(FullBatch(), 8, 10**6, 0.5, N, D), "shuffle"),
+    ):
+        assert told(door, wish(f"h{wanted}", (Event(FullBatch(), 20.0), event))) == wanted
+    assert list(ledger.entries()) == []

@@ -23,7 +23,7 @@ HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18
 """Bytes of the longest frame about a hold: a run of 1,500 batches of a partition fits."""
 MOST = 64
-"""Kinds of noise in one request: a gate prices each, and a run has a handful."""
+"""Events in one request, the batches of a partition as one: a gate prices each, and a run has a handful."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +108,18 @@ def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
     }  # fmt: skip
     if isinstance(request, HoldRequest):
         rows = [_row(kind, event) for kind, event in request.events]
-        if not rows or len({_json({k: v for k, v in row.items() if k not in ("kind", "count", "sampling")}) for row in rows}) > MOST:
-            raise BadInput(f"a hold is of {len(rows)} events; it must be of at least one, and of at most {MOST} kinds of noise")
+        if not rows or _prices(rows) > MOST:
+            raise BadInput(
+                f"a hold is of {len(rows)} events; it must be of at least one, and of at most {MOST} prices (batches of a partition: one)"
+            )
         fields["events"] = rows
     return _json(fields).encode("ascii")
+
+
+def _prices(rows: list[dict[str, Any]]) -> int:
+    """How many rows a gate has to price one by one: of the batches of a partition with the same noise, one."""
+    batches = [row | {"kind": "", "count": 0, "sampling": row["sampling"] | {"index": 0}} for row in rows if "index" in row["sampling"]]
+    return len(rows) - len(batches) + len({_json(row) for row in batches})
 
 
 def _row(kind: str, event: Event | Shared) -> dict[str, Any]:

@@ -140,9 +140,7 @@ class Door:
         self._policy.check(envelope, asker, n=self._n, now=now)
         round = ""
         if isinstance(query.mechanism, Shuffled):
-            if self._shuffling is None:
-                raise Refused("shuffle")
-            self._shuffling[0].check(query.mechanism)
+            self._check_shuffle(query.mechanism)
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
@@ -183,12 +181,21 @@ class Door:
             raise Refused("lapsed")
         self._count(asker, request.hold, digest, now)
         events = [event for _, event in request.events]
+        for event in events:
+            self._policy.check_planned(event, n=self._n)
+            if isinstance(event, Shared):
+                self._check_shuffle(event)
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
         self._note = replace(self._note, code=found.code or "held")
         needed = found.needed if math.isfinite(found.needed) else None
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
         return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
+
+    def _check_shuffle(self, asked: Shuffled | Shared) -> None:
+        if self._shuffling is None:
+            raise Refused("shuffle")
+        self._shuffling[0].check(asked)
 
     def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
         """Counts a request against its own asker's rate; not one that came before, which whoever carries frames can repeat."""

@@ -33,7 +33,7 @@ from typing import Any, Protocol, get_args
 
 from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput, Refused
-from silodp.core.query import LocalSteps, Mechanism, Query, Sampling, Shuffled, Statistic
+from silodp.core.query import Event, LocalSteps, Mechanism, Query, Sampling, Shared, Shuffled, Statistic
 from silodp.core.tables import check_text, check_texts, check_whole, read_toml
 from silodp.listening import check_site
 
@@ -192,8 +192,19 @@ class Policy:
             raise Refused("noise")
         if isinstance(query.statistic, LocalSteps) and not 1 <= query.statistic.steps <= self.maximum_local_steps:
             raise Refused("steps")
+        self._check_batch(mechanism.sampling, n)
+
+    def check_planned(self, event: Event | Shared, *, n: int) -> None:
+        """Raises Refused where no question of this event would be answered: nothing is held for it, and nobody works out its price."""
+        if type(event.sampling).__name__ not in self.samplings:
+            raise Refused("sampling")
+        if not _multiplier(event) >= self.minimum_noise_multiplier:
+            raise Refused("noise")
+        self._check_batch(event.sampling, n)
+
+    def _check_batch(self, sampling: Sampling, n: int) -> None:
         try:
-            batch = mechanism.sampling.batch(n)
+            batch = sampling.batch(n)
         except ArithmeticError:  # no batches at all, or a rate beyond all numbers
             raise Refused("batch") from None
         if not self.minimum_batch <= batch <= n:
@@ -223,9 +234,9 @@ class Policy:
             raise Refused("rate")
 
 
-def _multiplier(mechanism: Mechanism) -> float:
+def _multiplier(mechanism: Mechanism | Event | Shared) -> float:
     """Noise over sensitivity: of a shuffled total, that of all the contributions which the query counts on."""
-    if isinstance(mechanism, Shuffled):
+    if isinstance(mechanism, Shuffled | Shared):
         try:
             return math.sqrt(mechanism.contributions * mechanism.noise_bits * mechanism.p * (1 - mechanism.p)) / mechanism.levels
         except (ArithmeticError, ValueError):
@@ -266,7 +277,7 @@ class Shuffling:
         made = cls(**_complete(cls, table))
         return replace(made, pseudonym=str(Path(path).resolve().parent / made.pseudonym))
 
-    def check(self, mechanism: Shuffled) -> None:
+    def check(self, mechanism: Shuffled | Shared) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
             raise Refused("contributions")
 

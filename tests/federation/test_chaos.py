@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 
 from gates import command
 from silodp.core.codec import Answer, decode_reply
+from silodp.core.quote import HELD, decode_hold_reply
 from silodp.federation_commands import _card, _problem, _read_key
 from silodp.server.conduct import Conduct, Order, plan_order
 from silodp.server.journal import Journal
@@ -287,7 +288,8 @@ def storm(ground: Ground, number: int, out: Path) -> tuple[list[str], int]:
         nonlocal run, resumed
         run.join(PATIENCE)
         log = Path(f"{out}.log").read_text() if Path(f"{out}.log").exists() else ""
-        assert run.exitcode in (0, -signal.SIGKILL) or (run.exitcode == 2 and "can be resumed" in log), (run.exitcode, log)
+        early = run.exitcode == 2 and ("can be resumed" in log or "nothing was charged" in log)
+        assert run.exitcode in (0, 3, -signal.SIGKILL) or early, (run.exitcode, log)
         if ended(out) != "finished":
             resumed += 1
             assert resumed < 10, log
@@ -352,6 +354,9 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
         answered = {entry.query_id for entry in ledger.entries() if entry.act == "answer"}
         answers: dict[str, bytes] = {}
         for raw in {reply for name, reply in released if name == card.name}:
+            if raw.startswith(HELD):  # about a hold, which releases nothing
+                decode_hold_reply(raw, silo_key=card.key)
+                continue
             reply = decode_reply(raw, limit=2**20, silo_key=card.key)
             if isinstance(reply, Answer):
                 assert reply.query_id in charged, f"{card.name} released what was not charged"

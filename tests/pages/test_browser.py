@@ -17,6 +17,7 @@ from looking import PATIENCE, TOKEN, served, started, until
 
 from silodp import cli
 from silodp.core.accounting import rounded_up
+from silodp.core.figures import left_of
 from silodp.listening import tally
 from silodp.pages import runs
 from silodp.silo.durable import DurableLedger
@@ -142,8 +143,8 @@ def test_the_report_on_a_disk_shows_the_folders_numbers_and_asks_for_nothing(loo
 def test_the_gates_page_shows_the_ledgers_numbers_and_pauses_with_the_token_alone(look, gated):
     ledger = DurableLedger.open(gated.policy.parent / "ledger.db")
     page = look("/silo")
-    assert figure(page, "of the budget left") == f"{1 - ledger.used():.1%}"
-    assert figure(page, "queries charged") == str(sum(e.act == "charge" for e in ledger.entries()))
+    assert figure(page, "of the budget left") == left_of(ledger.used())
+    assert figure(page, "questions charged") == str(sum(e.act == "charge" for e in ledger.entries()))
     assert ledger.head()[1] in page.locator("body").inner_text()
     try:
         page.get_by_label("Token").fill(TOKEN)

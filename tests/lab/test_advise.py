@@ -405,7 +405,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
         "tune", "--silo", files[0], "--silo", files[1], *ranges, "--candidates", 2, "--epsilon", 1.23454, "--out", tmp_path / "own"
     )
     assert code == 0, err
-    assert "0: spent epsilon 1.2346 of 1.23454" in out
+    assert "0: spent epsilon 1.235 of 1.23454" in out
     assert "all of them are paid for" in out
     code, out, _ = silodp("tune", "--public", files[0], "--public", files[1], *ranges, "--trials", 1, "--out", tmp_path / "public")
     assert code == 0

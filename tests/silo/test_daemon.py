@@ -314,7 +314,12 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
     assert silodp(*trained, of=())[0] == 0
     for text, wanted in BAD_DATA:
         data.write_text(text)
-        for words in (trained, ("tune", *own, "--out", tmp_path / "tune"), ("profile", *own[:4]), ("evaluate", tmp_path / "run")):
+        for words in (
+            (*trained[:-1], tmp_path / "other"),
+            ("tune", *own, "--out", tmp_path / "tune"),
+            ("profile", *own[:4]),
+            ("evaluate", tmp_path / "run"),
+        ):
             code, out, err = silodp(*words, of=())
             assert (code, err.count("\n")) == (2, 1), words
             assert wanted in err
@@ -690,7 +695,7 @@ def test_a_server_that_stops_finishes_what_it_computes_tells_who_waits_and_hangs
             assert begun.wait(PATIENCE)
             queued.sendall(b"\0\0\0\1b")
             until(lambda: server._jobs.qsize() == 1 and len(server._open) == 3)
-            finishing = threading.Thread(target=lambda: (until(lambda: server._stopping), go.set()))
+            finishing = threading.Thread(target=lambda: (until(server._stopping.is_set), go.set()))
             finishing.start()
         finishing.join(PATIENCE)
         assert whole(computed) == b"aa"

@@ -57,6 +57,12 @@ def test_what_somebody_adds_without_an_example_stops_the_audit(monkeypatch, port
         answerable.__wrapped__()
 
 
+def test_a_row_cannot_drop_out_because_its_example_is_refused(monkeypatch):
+    monkeypatch.setattr(q.Cells, "norm", property(lambda self: 0.1))
+    with pytest.raises(AssertionError, match=r"refuses the audit's example of Score, Gaussian, FullBatch \(clip\)"):
+        answerable.__wrapped__()
+
+
 # --- normals, by fixed seeds -------------------------------------------------------------------------------------------------------------
 
 

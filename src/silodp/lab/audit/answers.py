@@ -121,6 +121,10 @@ def _example(of: dict[type, Any], kind: type) -> Any:
     return of[kind]
 
 
+NEVER = ("statistic", "sampling", "batch")
+"""Codes of a combination that a gate never answers; any other is about the example itself."""
+
+
 @functools.cache
 def answerable() -> tuple[Row, ...]:
     """Every combination of the question port's types that the gate and the deployed answerer let through."""
@@ -133,9 +137,14 @@ def answerable() -> tuple[Row, ...]:
         try:
             check(query, problem.dim, [N])
             exact.check(query)
-        except Refused:
+        except Refused as refused:
+            if refused.code not in NEVER:
+                raise AssertionError(f"the gate refuses the audit's example of {row} ({refused.code}), so nobody audits it") from None
             continue
         rows.append(row)
+    for kind in {k for port in (q.Statistic, q.Mechanism, q.Sampling) for k in get_args(port)}:
+        if not any(kind in (row.statistic, row.mechanism, row.sampling) for row in rows):
+            raise AssertionError(f"the gate refuses everything with {kind.__name__}, so nobody audits it")
     return tuple(rows)
 
 

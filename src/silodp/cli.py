@@ -137,8 +137,8 @@ def compare(
     phases = ", ".join(
         "1" if r["algorithm"] == "mb-sgd" else f"{r['settings']['phase']:g}" if r["algorithm"] == "spider" else "alternate" for r in tuned
     )
-    out.print(f"SPIDER is tuned as in the paper, phase 1 (which is MB-SGD) included; training loss chose the phases {phases}.")
-    out.print("Average relative difference of SPIDER's test error, tuned over all phases / over phases > 1:")
+    out.print(f"SPIDER is tuned over the phases of this study, phase 1 (which is MB-SGD) included; training loss chose {phases}.")
+    out.print("Average relative difference of SPIDER's test error, tuned over these phases / over those above 1:")
     paper = {"mb-sgd": "MB-SGD (the paper found 1.72 % lower)", "local-sgd": "Local SGD (the paper found 6.06 % lower)"}
     for over in gains["spider"]:
         both = " / ".join(_lower(gains[of][over]) for of in gains)

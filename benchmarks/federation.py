@@ -34,16 +34,16 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.accounting import Budget
-from silodp.core.codec import Answer, Envelope, decode_reply, encode_query, encode_reply
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query, encode_reply
 from silodp.core.query import Gaussian, Grad, Query
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
-from silodp.silo.records import Records
-from silodp.silo.silo_commands import provision
+from silodp.silo.data.records import Records
+from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct, Hub
 from silodp.wire.socket import Socket
 
@@ -161,9 +161,9 @@ def carrier(engine: str, folder: Path, sockets: dict[str, Path]) -> Iterator[Dir
         yield Direct(sockets)
         return
     if engine == "nvflare":
-        from silodp.wire import nvflare_site as site
+        from silodp.wire.nvflare import site
     else:
-        from silodp.wire import flower_site as site
+        from silodp.wire.flower import site
     site.provision(folder / "f", list(sockets))
     try:
         site.start(folder / "f", sockets, patience=PATIENCE)

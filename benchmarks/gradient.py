@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy as torch_cross_entropy
 
 from benchmarks.models import cnn, images, mlp, texts, transformer, vectors
 from benchmarks.table import Method, Row, build, compare
-from silodp.core.clipping import clipped_sum, modules
-from silodp.core.losses import cross_entropy
-from silodp.core.native import takes
-from silodp.core.problem import Problem
+from silodp.core.problem.losses import cross_entropy
+from silodp.core.problem.problem import Problem
+from silodp.engine.clipping import clipped_sum, modules
+from silodp.engine.native import takes
 
 CLIP = 1.0
 

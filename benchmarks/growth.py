@@ -20,14 +20,14 @@ import torch
 
 from benchmarks.models import mlp, vectors
 from benchmarks.table import Row
-from silodp.core.accounting import Budget
-from silodp.core.losses import cross_entropy
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.losses import cross_entropy
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
 
 BASE = {"N": 25, "n": 300, "width": 64, "J": 1}
 FACTORS = (3, 10)

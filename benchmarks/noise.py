@@ -15,7 +15,7 @@ from opendp.measurements import make_gaussian
 from opendp.metrics import l2_distance
 from opendp.mod import enable_features
 
-from silodp.silo.lattice import rounded_gaussian
+from silodp.silo.answer.lattice import rounded_gaussian
 
 
 def opendp_gaussian(scale: float, size: int) -> None:

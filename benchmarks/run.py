@@ -24,16 +24,16 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.gradient import CLIP, Client, ghost, hooks
 from benchmarks.models import mlp, vectors
 from benchmarks.table import Method, Row, build, compare
-from silodp.core import native
-from silodp.core.accounting import Budget
-from silodp.core.losses import cross_entropy
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.losses import cross_entropy
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian
+from silodp.engine import native
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
 
 SILOS, RECORDS, ROUNDS, STEP, BATCH = 25, 300, 50, 0.5, 20
 WORK = f"MB-SGD, {SILOS} silos x {RECORDS}, {ROUNDS} rounds"

@@ -13,12 +13,12 @@ import matplotlib.pyplot as plt
 import torch
 
 from silodp import Budget, Gaussian, Problem, calibrate, simulate
-from silodp.core.models import model_by_name
-from silodp.lab.evaluate import training_loss
+from silodp.core.problem.models import model_by_name
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.plan import with_multipliers
 from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
-from silodp.silo.datasets import DATASETS
+from silodp.silo.data.datasets import DATASETS
+from silodp.testing.evaluate import training_loss
 
 ROUNDS, EPSILON, SEEDS = 25, 1.0, range(20)
 STEP = {"adam": 0.05, "local-sgd": 0.25, "scaffold": 0.25, "momentum": 0.1}

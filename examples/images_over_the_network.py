@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from silodp import Problem
-from silodp.core.accounting import rounded_up
-from silodp.core.losses import cross_entropy
-from silodp.lab.evaluate import error_rate
-from silodp.silo.datasets import DATASETS
+from silodp.core.privacy.accounting import rounded_up
+from silodp.core.problem.losses import cross_entropy
+from silodp.silo.data.datasets import DATASETS
+from silodp.testing.evaluate import error_rate
 
 HERE = Path(__file__).parent
 MODEL = f"{HERE / 'digits_cnn.py'}:digits_cnn"

@@ -7,12 +7,12 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 from silodp import ALGORITHMS, Budget, Gaussian, Problem, calibrate, simulate
-from silodp.core.accounting import rounded_up
-from silodp.core.losses import logistic
-from silodp.core.prox import L1, Part
-from silodp.lab.evaluate import error_rate
+from silodp.core.privacy.accounting import rounded_up
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.prox import L1, Part
 from silodp.server.settings import prepared
-from silodp.silo.datasets import DATASETS
+from silodp.silo.data.datasets import DATASETS
+from silodp.testing.evaluate import error_rate
 
 split = DATASETS["wbcd"].load(0, None)
 records, names = split.train, load_breast_cancer().feature_names

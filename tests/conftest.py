@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from silodp.cli import main
+from silodp.cli.app import main
 
 os.environ["COLUMNS"] = "200"  # tables are read by tests at one width, whatever the terminal
 

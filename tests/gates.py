@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp import cli
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
-from silodp.core.prox import by_name
+from silodp.cli import app as cli
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
 from silodp.server.remote import Card
-from silodp.silo.datasets import DATASETS
-from silodp.silo.durable import DurableLedger
-from silodp.silo.policy import Place
-from silodp.silo.silo_commands import provision
+from silodp.silo.data.datasets import DATASETS
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.policy import Place
+from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
 
 ASKER = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)

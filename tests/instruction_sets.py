@@ -2,7 +2,7 @@
 
     @instruction_sets.each
     def test_it_holds_with_every_instruction_set(forced):
-        forced.check("tests/silo/test_slots.py::test_a_row_is_its_own")
+        forced.check("tests/silo/answer/test_slots.py::test_a_row_is_its_own")
 
 runs the named tests once in each of SETTINGS, and there is one outcome for each setting and library: passed, or skipped with the reason
 where the library does not heed the setting on this processor. A test that is red there is red here, whatever a library heeds.

@@ -6,8 +6,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from silodp.core.box import Contribution, seal
-from silodp.core.relay import Outcome, Request, decode_outcome, encode_request
+from silodp.core.protocol.box import Contribution, seal
+from silodp.core.protocol.relay import Outcome, Request, decode_outcome, encode_request
 from silodp.shuffler.daemon import public
 from silodp.shuffler.door import Door
 from silodp.shuffler.pool import Pool

@@ -19,12 +19,12 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from silodp.core.accounting import Budget, Renyi
-from silodp.core.losses import squared_error
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget, Renyi
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Event, Poisson
-from silodp.silo.exact import Exact, lattice_step
-from silodp.silo.records import Records
+from silodp.silo.answer.exact import Exact, lattice_step
+from silodp.silo.data.records import Records
 
 FEATURES, CLIP = 24, 1.0
 PROMISE, ORDER = Budget(3.0, 1e-5), 17.8

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 
-from silodp import cli
-from silodp.silo import lattice
+from silodp.cli import app as cli
+from silodp.silo.answer import lattice
 
 if __name__ == "__main__":
     lattice.rounded_gaussian = lambda scale, size: np.zeros(size, np.int64)

@@ -44,22 +44,22 @@ def test_every_contract_holds():
 
 
 PLANTED = [
-    ("core/query.py", "from silodp.silo.records import Records", "core, server and wire never import silo"),
+    ("core/query.py", "from silodp.silo.data.records import Records", "core, server and wire never import silo"),
     ("server/federation.py", "import silodp.silo.gate", "core, server and wire never import silo"),
     ("wire/inprocess.py", "from silodp.silo.gate import Gate", "core, server and wire never import silo"),
     ("silo/gate.py", "from silodp.server.plan import Plan", "silo does not import server or wire"),
-    ("silo/ledger.py", "from silodp.wire import inprocess", "silo does not import server or wire"),
+    ("silo/ledger/memory.py", "from silodp.wire import inprocess", "silo does not import server or wire"),
     ("server/plan.py", "def late():\n    from silodp.wire.inprocess import InProcess", "server does not import wire"),
-    ("core/prox.py", "import silodp.server.output", "core imports nothing of the others"),
-    ("pages/runs.py", "from silodp.silo.ledger import MemoryLedger", "pages import core alone"),
+    ("core/problem/prox.py", "import silodp.server.output", "core imports nothing of the others"),
+    ("pages/runs.py", "from silodp.silo.ledger.memory import MemoryLedger", "pages import core alone"),
     ("pages/report.py", "from silodp.server.plan import Plan", "pages import core alone"),
-    ("silo/simulated.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
-    ("server/output.py", "from silodp.lab.evaluate import error_rate", "nothing deployed imports lab or cli"),
+    ("silo/answer/simulated.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
+    ("server/output.py", "from silodp.testing.evaluate import error_rate", "nothing deployed imports lab or cli"),
     ("wire/inprocess.py", "from silodp import cli", "nothing deployed imports lab or cli"),
     ("shuffler/__init__.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
-    ("shuffler/pool.py", "from silodp.silo import records", "the shuffler imports core and its socket only"),
-    ("shuffler/door.py", "from silodp.server import remote", "the shuffler imports core and its socket only"),
-    ("listening.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
+    ("shuffler/pool.py", "from silodp.silo import records", "the shuffler imports core and host only"),
+    ("shuffler/door.py", "from silodp.server import remote", "the shuffler imports core and host only"),
+    ("host/listening.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
 ]
 
 

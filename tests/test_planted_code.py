@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import silodp
-from silodp import federation_commands
+from silodp.cli import federation as federation_commands
 from silodp.core.errors import BadInput
-from silodp.wire import nvflare_site
+from silodp.wire.nvflare import site as nvflare_site
 
 SOURCES = sorted(Path(silodp.__file__).parent.rglob("*.py"))
 

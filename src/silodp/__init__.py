@@ -6,10 +6,10 @@ The public names load on first use, so that `import silodp` is light.
 from importlib import import_module
 
 _HOME = {
-    "Budget": "core.accounting",
+    "Budget": "core.privacy.accounting",
     "BadInput": "core.errors",
     "Refused": "core.errors",
-    "Problem": "core.problem",
+    "Problem": "core.problem.problem",
     "DisjointBatches": "core.query",
     "FullBatch": "core.query",
     "Gaussian": "core.query",
@@ -23,7 +23,7 @@ _HOME = {
     "ALGORITHMS": "server.algorithms",
     "Federation": "server.federation",
     "calibrate": "server.plan",
-    "Records": "silo.records",
+    "Records": "silo.data.records",
     "simulate": "lab.simulation",
 }
 

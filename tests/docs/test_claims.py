@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from silodp.core.accounting import Budget, rounded_up
+from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.query import FullBatch, Gaussian
-from silodp.lab import gallery, rates
-from silodp.lab.compare import improvement, read_table
-from silodp.lab.study import TRUST, demo
+from silodp.lab.studies import gallery, rates
+from silodp.lab.studies.compare import improvement, read_table
+from silodp.lab.studies.study import TRUST, demo
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.plan import calibrate

@@ -10,7 +10,7 @@ import click
 import pytest
 import typer
 
-from silodp import cli
+from silodp.cli import app as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "deploy").iterdir(), *(ROOT / "examples").glob("*.py")])

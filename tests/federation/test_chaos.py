@@ -29,12 +29,12 @@ import torch
 from safetensors.torch import load_file
 
 from gates import command
-from silodp.core.codec import Answer, decode_reply
-from silodp.core.quote import HELD, decode_hold_reply
-from silodp.federation_commands import _card, _problem, _read_key
-from silodp.server.conduct import Conduct, Order, plan_order
+from silodp.cli.federation import _card, _problem, _read_key
+from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.core.protocol.quote import HELD, decode_hold_reply
 from silodp.server.journal import Journal
-from silodp.silo.durable import DurableLedger
+from silodp.server.run import Conduct, Order, plan_order
+from silodp.silo.ledger.durable import DurableLedger
 
 STORMS = int(os.environ.get("SILODP_LONG", "5"))
 KINDS = {
@@ -115,7 +115,7 @@ for thread in threads:
 """
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct"])
+forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run"])
 
 
 class Ground:

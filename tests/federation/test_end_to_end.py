@@ -24,25 +24,25 @@ import torch
 from safetensors.torch import load_file
 
 from gates import LIMIT, shell
-from silodp import cli
-from silodp.core.codec import Answer, decode_reply
-from silodp.federation_commands import _card, _carrier, _problem, _read_key
-from silodp.lab.conformance.federation import simulated_federation
-from silodp.server.conduct import Order, plan_order
+from silodp.cli import app as cli
+from silodp.cli.federation import _card, _carrier, _problem, _read_key
+from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
 from silodp.server.remote import Answers, Patience, Remote
-from silodp.silo.daemon import read_records
-from silodp.silo.durable import DurableLedger
-from silodp.silo.policy import Place
-from silodp.silo.records import Records
+from silodp.server.run import Order, plan_order
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.daemon import read_records
+from silodp.silo.service.policy import Place
+from silodp.testing.federation import simulated_federation
 
 ENGINES = {"direct": "silodp", "nvflare": "nvflare", "flower": "flwr"}
 ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0)
 SILENT_GATE = Path(__file__).parents[1] / "silent_gate.py"
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct"])
+forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run"])
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who
     assert all(process["runs"] for process in made["processes"])
     assert made["connected"] == sorted(couriers)
     if federation.engine == "nvflare":
-        from silodp.wire import nvflare_site
+        from silodp.wire.nvflare import site as nvflare_site
 
         assert names > couriers | {"server"}
         kit = federation.folder / "engine/kits/silo-1"

@@ -27,8 +27,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import ASKER, PATIENCE, Gate, Gates, three_gates, wbcd, write_csv
-from silodp.core.codec import OVERHEAD, QUERY, Answer, Envelope, Refusal, _body, _seal, _split, decode_reply, encode_query, encode_reply
-from silodp.core.frames import VERSION
+from silodp.core.protocol.codec import (
+    OVERHEAD,
+    QUERY,
+    Answer,
+    Envelope,
+    Refusal,
+    _body,
+    _seal,
+    _split,
+    decode_reply,
+    encode_query,
+    encode_reply,
+)
+from silodp.core.protocol.frames import VERSION
 from silodp.core.query import (
     DisjointBatches,
     FullBatch,
@@ -44,8 +56,8 @@ from silodp.core.query import (
     WithoutReplacement,
 )
 from silodp.server.remote import Card, Patience, Remote, Told
-from silodp.silo.chain import event_of
-from silodp.silo.silo_commands import provision
+from silodp.silo.ledger.chain import event_of
+from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct, Hub
 from silodp.wire.socket import Socket, Unreached, _connect
 
@@ -734,7 +746,7 @@ class Taken(FLComponent):
 @needs_users
 def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_gives_anyone(gates):
     """A real NVFlare client in front of a real gate, with hostile code in its process that has become the courier's user."""
-    site = pytest.importorskip("silodp.wire.nvflare_site")
+    site = pytest.importorskip("silodp.wire.nvflare.site")
     pytest.importorskip("nvflare")
     gate = gates[0]
     with tempfile.TemporaryDirectory(prefix="silodp-") as name, contextlib.ExitStack() as running:

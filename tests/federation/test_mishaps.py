@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gates import LIMIT, wbcd, write_csv
-from silodp import cli
-from silodp.silo.durable import DurableLedger
+from silodp.cli import app as cli
+from silodp.silo.ledger.durable import DurableLedger
 
 pytestmark = [
     pytest.mark.xdist_group("federation-direct"),

@@ -28,32 +28,42 @@ import torch
 from safetensors.torch import load_file
 
 from gates import LIMIT, Clock, Unhurried, shell
-from silodp.core.accounting import Budget
-from silodp.core.box import box_length, open_box
-from silodp.core.codec import Sealed, decode_reply
+from silodp.cli.federation import _card, _carrier, _problem, _read_key
+from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms.shuffle import Parameters, variance
+from silodp.core.privacy.accounting import Budget
+from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.protocol.box import box_length, open_box
+from silodp.core.protocol.codec import Sealed, decode_reply
+from silodp.core.protocol.relay import (
+    OUTCOME,
+    REQUEST,
+    Declined,
+    Passed,
+    Request,
+    decode_outcome,
+    decode_request,
+    encode_outcome,
+    encode_request,
+)
 from silodp.core.query import Gaussian, Query
-from silodp.core.relay import OUTCOME, REQUEST, Declined, Passed, Request, decode_outcome, decode_request, encode_outcome, encode_request
-from silodp.core.shuffle import Parameters, variance
-from silodp.core.totals import Schedule, Totals
-from silodp.federation_commands import _card, _carrier, _problem, _read_key
-from silodp.federation_shuffle import SITE, shuffler_card
-from silodp.lab.conformance.federation import simulated_federation
-from silodp.server.conduct import Conduct, Order, agree, plan_order
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
 from silodp.server.remote import Patience
 from silodp.server.remote_shuffled import ShuffledRemote
+from silodp.server.run import Conduct, Order, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation, analysed
 from silodp.shuffler.daemon import public, read_keys
 from silodp.shuffler.door import Door
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import Settings
 from silodp.shuffler.store import Store
-from silodp.silo.daemon import read_records
-from silodp.silo.durable import DurableLedger
-from silodp.silo.policy import Place
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.daemon import read_records
+from silodp.silo.service.policy import Place
+from silodp.testing.federation import simulated_federation
 from silodp.wire.socket import Socket
 
 pytestmark = pytest.mark.xdist_group("federation-shuffle")

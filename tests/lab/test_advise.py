@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
 from silodp.core.query import Gaussian
-from silodp.core.tuning import GaussianRun, repetitions_by_name, selected_epsilon
 from silodp.lab import advise as lab
 from silodp.lab import tune
 from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
@@ -20,7 +20,7 @@ from silodp.lab.planning_shuffle import planned_for
 from silodp.lab.simulation import simulate
 from silodp.server.plan import calibrate
 from silodp.server.settings import find, prepared
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
 
 SMALL = Shape((400,) * 5, 6)
 FEW = (Candidate("mb-sgd", 5), Candidate("spider", 6, 3))
@@ -36,7 +36,7 @@ def here(work, tasks):
 def quick(monkeypatch):
     monkeypatch.setattr(lab, "FRESH", 4)
     monkeypatch.setattr(tune, "spread", here)
-    monkeypatch.setattr("silodp.lab.sweep.spread", here)
+    monkeypatch.setattr("silodp.lab.studies.sweep.spread", here)
 
 
 # --- synthetic records and noise -------------------------------------------------------------------------------------------------

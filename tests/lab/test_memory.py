@@ -7,21 +7,21 @@ import sys
 
 import pytest
 
-from silodp.core import native
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.engine import native
 from silodp.lab import memory
 from silodp.lab.memory import simulation_bytes
 
 CHILD = """
 import json, sys
 import torch
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, Grad, GradDiff, Query
 from silodp.lab.memory import program_bytes
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.data.records import Records
+from silodp.silo.answer.simulated import Simulated
 
 silos, records, features, model, difference = json.loads(sys.argv[1])
 problem = Problem(*model_by_name(model, features, 2))

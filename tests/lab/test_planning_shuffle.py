@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from silodp.cli import main
-from silodp.core import shuffle
+from silodp.cli.app import main
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import shuffle
 from silodp.lab.planning import Wish
 from silodp.lab.planning_shuffle import planned_for
 

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from looking import PATIENCE, started, until
 
 from gates import Unhurried, wbcd, write_csv
-from silodp.federation_commands import _problem
-from silodp.lab import compare
-from silodp.lab.study import Grid, Study
-from silodp.server.conduct import Conduct, Order
+from silodp.cli.federation import _problem
+from silodp.lab.studies import compare
+from silodp.lab.studies.study import Grid, Study
 from silodp.server.remote import Card, Patience
-from silodp.silo.silo_commands import provision
+from silodp.server.run import Conduct, Order
+from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
 
 

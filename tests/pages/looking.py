@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gates import command
-from silodp.page_commands import _bound, config
+from silodp.cli.pages import _bound, config
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
 TOKEN = "a-token-that-nobody-guesses"
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(
-    ["silodp.cli", "silodp.silo.silo_commands", "silodp.silo.daemon", "silodp.server.conduct", "silodp.lab.local"]
-)
+forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run", "silodp.lab.local"])
 
 
 def started(*words: object, log: Path, **environment: str) -> multiprocessing.process.BaseProcess:
@@ -40,7 +38,7 @@ def served(root: Path | None, policy: Path | None = None, token: str | None = No
     import uvicorn
 
     from silodp.pages.app import application
-    from silodp.silo.page import GatePage
+    from silodp.silo.service.page import GatePage
 
     listener = _bound("127.0.0.1", port)
     port, tabs = listener.getsockname()[1], [("The gate", "/silo")] if policy else []

@@ -12,14 +12,14 @@ from urllib.parse import quote
 import pytest
 from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
 
-from silodp import cli
-from silodp.core.accounting import rounded_up
+from silodp.cli import app as cli
+from silodp.core.privacy.accounting import rounded_up
 from silodp.pages import runs
 from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
-from silodp.silo.durable import DurableLedger
-from silodp.silo.pause import pause_file, paused, set_paused
-from silodp.silo.policy import CODES, Place
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.pause import pause_file, paused, set_paused
+from silodp.silo.service.policy import CODES, Place
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")
@@ -103,7 +103,7 @@ def test_without_a_token_it_can_only_be_read(root, gated):
 
 
 def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_nothing(gated, tmp_path):
-    from silodp.silo.durable import DurableLedger
+    from silodp.silo.ledger.durable import DurableLedger
 
     def used() -> float:
         return DurableLedger.open(gated.policy.parent / "ledger.db").used()

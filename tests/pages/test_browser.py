@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from looking import PATIENCE, TOKEN, served, started, until
 
-from silodp import cli
-from silodp.core.accounting import rounded_up
+from silodp.cli import app as cli
 from silodp.core.figures import left_of
-from silodp.listening import tally
+from silodp.core.privacy.accounting import rounded_up
+from silodp.host.listening import tally
 from silodp.pages import runs
-from silodp.silo.durable import DurableLedger
-from silodp.silo.pause import paused, set_paused
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.pause import paused, set_paused
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (silodp[dev])")
 KEPT = Path(kept).resolve() if (kept := os.environ.get("SILODP_SCREENSHOTS")) else None

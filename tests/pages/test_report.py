@@ -14,19 +14,19 @@ import pytest
 import torch
 from scipy import stats
 
-from silodp import cli
-from silodp.core.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
+from silodp.cli import app as cli
 from silodp.core.errors import BadInput
-from silodp.core.losses import squared_error
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
-from silodp.core.prox import by_name
+from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
 from silodp.core.query import Gaussian, Grad, LocalSteps, Poisson, Query
 from silodp.pages import export, runs
 from silodp.pages.report import claims_of, misses, report
 from silodp.server.progress import Progress, measured
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 
 
 def command(*words) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from looking import ask, served
 
-from silodp.core.accounting import composed_epsilon, rounded_up
 from silodp.core.figures import EARLY, HOLDS, TOO_NOISY
+from silodp.core.privacy.accounting import composed_epsilon, rounded_up
 from silodp.core.query import Event, Poisson
 from silodp.pages import runs
 from silodp.pages.report import report
-from silodp.silo.durable import DurableLedger
+from silodp.silo.ledger.durable import DurableLedger
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")

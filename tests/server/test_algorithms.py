@@ -10,27 +10,27 @@ import torch
 from sklearn.linear_model import Lasso, Ridge
 from torch import nn
 
-from silodp.core.accounting import Budget
 from silodp.core.errors import Refused
-from silodp.core.losses import logistic, squared_error
-from silodp.core.problem import Problem
-from silodp.core.prox import L1, Box, SquaredL2, Zero
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.losses import logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import L1, Box, SquaredL2, Zero
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Poisson, Query, WithoutReplacement
-from silodp.lab.conformance import algorithm as conformance
-from silodp.lab.conformance.algorithm import (
+from silodp.lab.simulation import simulate
+from silodp.server.algorithms import ALGORITHMS, Algorithm, diff2, prox_pl_svrg, prox_spider, prox_svrg, scaffold
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Everyone, Federation, Uniform
+from silodp.server.plan import calibrate
+from silodp.silo.data.records import Records
+from silodp.testing import algorithm as conformance
+from silodp.testing.algorithm import (
     check_algorithm,
     check_charges,
     check_narrow,
     check_optimum,
     check_runs_do_not_mix,
 )
-from silodp.lab.conformance.federation import check_replay
-from silodp.lab.simulation import simulate
-from silodp.server.algorithms import ALGORITHMS, Algorithm, diff2, prox_pl_svrg, prox_spider, prox_svrg, scaffold
-from silodp.server.algorithms.difference import ask_difference
-from silodp.server.federation import Everyone, Federation, Uniform
-from silodp.server.plan import calibrate
-from silodp.silo.records import Records
+from silodp.testing.federation import check_replay
 
 DIM = 4
 COUNTS = (30, 50)

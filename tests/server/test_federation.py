@@ -11,8 +11,8 @@ from scipy import stats
 
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian, Grad, Query
-from silodp.lab.conformance.federation import check_federation, simulated_federation
 from silodp.server.federation import Balanced, Everyone, Federation, Fixed, Uniform
+from silodp.testing.federation import check_federation, simulated_federation
 
 FALSE_ALARM = 1e-6
 

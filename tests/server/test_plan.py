@@ -8,14 +8,14 @@ import pytest
 import torch
 from dp_accounting import get_epsilon_gaussian
 
-from silodp.core.accounting import GDP, Budget, gdp_mu
 from silodp.core.errors import BadInput, Refused
+from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
 from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Balanced, Everyone, Uniform
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import calibrate, dry_run, with_multipliers
-from silodp.silo.ledger import MemoryLedger
+from silodp.silo.ledger.memory import MemoryLedger
 
 N = 1234
 DELTA = N**-2

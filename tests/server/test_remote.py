@@ -12,20 +12,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
 from gates import ASKER, LIMIT, Clock, three_gates, wbcd
-from silodp.core.accounting import GDP, Budget
-from silodp.core.codec import Answer, Refusal, decode_query, encode_reply
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.protocol.codec import Answer, Refusal, decode_query, encode_reply
 from silodp.core.query import Gaussian, Grad, Query
-from silodp.lab.conformance.federation import check_federation, check_replay, simulated_federation
 from silodp.server.algorithms import local_sgd, prox_spider, prox_svrg, scaffold
-from silodp.server.conduct import Conduct, Order, agree, plan_order
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.remote import Card, Patience, Remote
+from silodp.server.run import Conduct, Order, agree, plan_order
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.testing.federation import check_federation, check_replay, simulated_federation
 from silodp.wire.hub import Direct
 from silodp.wire.socket import Unreached
 
@@ -112,8 +112,8 @@ def clock(monkeypatch) -> Clock:
 def three(clock):
     from torch import nn
 
-    from silodp.core.losses import squared_error
-    from silodp.core.problem import Problem
+    from silodp.core.problem.losses import squared_error
+    from silodp.core.problem.problem import Problem
 
     random = np.random.default_rng(0)
     problem = Problem(nn.Linear(3, 1), squared_error)

@@ -8,13 +8,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import ASKER, PATIENCE, three_gates
-from silodp.core.codec import Refusal, encode_reply
 from silodp.core.errors import BadInput
-from silodp.core.quote import HoldRequest, encode_hold
-from silodp.server.conduct import Conduct, Order
+from silodp.core.protocol.codec import Refusal, encode_reply
+from silodp.core.protocol.quote import HoldRequest, encode_hold
 from silodp.server.quote import Holds, run_events
 from silodp.server.remote import Patience
-from silodp.silo.reserve import listed, release
+from silodp.server.run import Conduct, Order
+from silodp.silo.ledger.reserve import listed, release
 
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
 KEYS = tuple(key.public_key().public_bytes_raw().hex() for key in (ASKER, OTHER))

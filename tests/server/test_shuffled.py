@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from silodp.core import shuffle
-from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput, Refused
-from silodp.core.losses import cross_entropy
-from silodp.core.problem import Problem
+from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.losses import cross_entropy
+from silodp.core.problem.problem import Problem
 from silodp.core.query import DisjointBatches, Gaussian, Grad, LocalSteps, Query, Shuffled
-from silodp.lab.conformance.federation import simulated_federation
 from silodp.lab.simulation import simulate
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
 from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
 from silodp.server.shuffled import Kind, ShuffledFederation, analysed, calibrate_shuffled, numerical
-from silodp.silo.exact import Exact
-from silodp.silo.heldout import held_out
-from silodp.silo.records import Records
+from silodp.silo.answer.exact import Exact
+from silodp.silo.data.heldout import held_out
+from silodp.silo.data.records import Records
+from silodp.testing.federation import simulated_federation
 from silodp.wire.inprocess import Total
 
 SDP = ("prox-sgd", "mb-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2", "momentum", "adam", "disk")

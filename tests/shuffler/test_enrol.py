@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from mixing import ROSTER, SERVER
+from silodp.cli.shuffler import enrol, provision
 from silodp.core.errors import BadInput
-from silodp.shuffler.commands import enrol, provision
 from silodp.shuffler.daemon import public
 from silodp.shuffler.settings import Settings
 

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mixing import BITS, DIMENSION, LARGEST, OTHER, ROUND, SEAL, STRANGER, box, counts_of, digest, pool, request
-from silodp.core.box import _INFO, _SUITE
 from silodp.core.errors import Refused
-from silodp.core.relay import DROPPED, Request
+from silodp.core.protocol.box import _INFO, _SUITE
+from silodp.core.protocol.relay import DROPPED, Request
 from silodp.shuffler.daemon import public
 
 GOOD = [box(i) for i in range(3)]

@@ -22,13 +22,13 @@ from pathlib import Path
 import pytest
 
 from mixing import ROSTER, ROUND, SEAL, SERVER, SIGN, box, door, frame, outcome
-from silodp import cli
+from silodp.cli import app as cli
+from silodp.cli.shuffler import COMMENTS, provision
 from silodp.core.errors import BadInput
-from silodp.core.relay import DECLINED, Declined, Passed, decode_outcome
-from silodp.listening import LINE_CODES
+from silodp.core.protocol.relay import DECLINED, Declined, Passed, decode_outcome
+from silodp.host.listening import LINE_CODES
 from silodp.shuffler import daemon
 from silodp.shuffler import store as store_module
-from silodp.shuffler.commands import COMMENTS, provision
 from silodp.shuffler.daemon import public
 from silodp.shuffler.settings import Settings
 from silodp.shuffler.store import Store
@@ -38,7 +38,7 @@ PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is 
 KEYS = {"seal": public(SEAL), "sign": public(SIGN)}
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["pytest", "mixing", "silodp.cli", "silodp.shuffler.daemon", "silodp.shuffler.commands"])
+processes.set_forkserver_preload(["pytest", "mixing", "silodp.cli.app", "silodp.shuffler.daemon", "silodp.cli.shuffler"])
 
 
 def made(folder: Path, **changes) -> tuple[Path, dict[str, str]]:

@@ -29,10 +29,10 @@ from mixing import (
     pool,
     request,
 )  # fmt: skip
-from silodp.core import frames
-from silodp.core.box import box_length
 from silodp.core.errors import BadInput
-from silodp.core.relay import DECLINED, REQUEST, Declined, Passed, encode_outcome
+from silodp.core.protocol import frames
+from silodp.core.protocol.box import box_length
+from silodp.core.protocol.relay import DECLINED, REQUEST, Declined, Passed, encode_outcome
 from silodp.shuffler import store as store_module
 from silodp.shuffler.daemon import line_of, public
 from silodp.shuffler.store import Store

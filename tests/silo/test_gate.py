@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import silodp
-from silodp.core.accounting import GDP, Budget
 from silodp.core.errors import BadInput, Refused
-from silodp.core.losses import squared_error
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.problem import Problem
 from silodp.core.query import (
     DisjointBatches,
     FullBatch,
@@ -30,10 +30,10 @@ from silodp.core.query import (
     SteeredSteps,
     WithoutReplacement,
 )
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate, check
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
 
 DIM = 4
 COUNTS = (6, 9)

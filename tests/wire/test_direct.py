@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
-from silodp import cli
+from silodp.cli import app as cli
+from silodp.cli.federation import _command
 from silodp.core.query import Gaussian
-from silodp.federation_commands import _command
 from silodp.server.algorithms import prox_spider
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.peers import Folder, Peer
 from silodp.server.remote import Patience, Remote
-from silodp.silo.durable import DurableLedger
-from silodp.silo.reserve import listed
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.reserve import listed
 from silodp.wire.hub import Direct
 
 pytestmark = pytest.mark.xdist_group("direct")  # one set of daemons for all

@@ -30,8 +30,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from silodp.core.errors import BadInput
-from silodp.wire import flower, flower_site
-from silodp.wire.flower_site import explain, key, provision, restart_job, restart_superlink, start, start_silo, stop
+from silodp.wire.flower import app as flower
+from silodp.wire.flower import site as flower_site
+from silodp.wire.flower.site import explain, key, provision, restart_job, restart_superlink, start, start_silo, stop
 from silodp.wire.hub import Hub
 from silodp.wire.socket import CODES
 
@@ -139,8 +140,8 @@ def hostile(folder: Path, bundle: bytes, messages: list) -> list[tuple[int, str]
 
 def test_a_bundle_with_other_code_is_refused_and_not_run(federation, tmp_path):
     marker = tmp_path / "ran"
-    code = f"open({str(marker)!r}, 'w').close()\nfrom silodp.wire.flower import client, server\n".encode()
-    manifest = flower.BUNDLE.replace(b"silodp.wire.flower:", b"silodp_courier:")
+    code = f"open({str(marker)!r}, 'w').close()\nfrom silodp.wire.flower.app import client, server\n".encode()
+    manifest = flower.BUNDLE.replace(b"silodp.wire.flower.app:", b"silodp_courier:")
     bundle, _ = build_fab_from_files({"pyproject.toml": manifest, "silodp_courier/__init__.py": code})
     asked = RecordDict({"query": ConfigRecord({"frame": b"?", "timeout": PATIENCE})})
     assert hostile(federation.folder, bundle, [("query.ask", asked)]) == [(flower.ERRORS["bundle"], "bundle")]
@@ -255,7 +256,7 @@ def expired_server(folder: Path):
 
 def node(superlink: int, ca: Path, *more: str) -> subprocess.Popen:
     arguments = [f"--superlink=127.0.0.1:{superlink}", f"--root-certificates={ca}", f"--port={flower_site._free_port()}", *more]
-    command = [sys.executable, "-c", "from silodp.wire.flower import supernode; supernode()", "--isolation=process", *arguments]
+    command = [sys.executable, "-c", "from silodp.wire.flower.app import supernode; supernode()", "--isolation=process", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -266,7 +267,7 @@ def test_whoever_is_refused_is_told_why_in_one_sentence(federation, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "late").mkdir()
     flower_site.certify(tmp_path / "other", "localhost", 1)
-    command = [sys.executable, "-m", "silodp.wire.flower_site", "silo", str(tmp_path / "stranger"), f"--superlink=127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "silodp.wire.flower.site", "silo", str(tmp_path / "stranger"), f"--superlink=127.0.0.1:{port}"]
     with expired_server(tmp_path / "late") as late:
         refused = {
             "does not know this node's key": subprocess.Popen([*command, "--gate=no.sock"], stdout=subprocess.PIPE, text=True),

@@ -21,9 +21,9 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.shareable import Shareable
 
 from silodp.core.errors import BadInput
-from silodp.wire import nvflare_site as site
 from silodp.wire.hub import Hub, serve_hub
-from silodp.wire.nvflare import TOPIC, Courier
+from silodp.wire.nvflare import site
+from silodp.wire.nvflare.app import TOPIC, Courier
 from silodp.wire.socket import CODES
 
 pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
@@ -222,10 +222,10 @@ def test_a_job_with_code_of_its_own_does_not_run_at_a_silo(folder, tmp_path):
 def test_the_settled_kit_gives_no_right_and_names_nothing_of_the_silo_but_the_socket(folder, gates):
     kit = folder / "kits" / "a"
     resources = json.loads((kit / "local" / "resources.json").read_text())
-    assert resources["class_allow_list"] == ["silodp.wire.nvflare.Courier"]
+    assert resources["class_allow_list"] == ["silodp.wire.nvflare.app.Courier"]
     assert resources["class_list_enforcement_mode"] == "enforce"
     assert resources["allow_log_streaming"] is False
-    assert [part["path"] for part in resources["components"]] == ["silodp.wire.nvflare.Courier"]
+    assert [part["path"] for part in resources["components"]] == ["silodp.wire.nvflare.app.Courier"]
     rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
     assert all(set(role.values()) == {"none"} and "byoc" in role and "shell_commands" in role for role in rights.values())
     assert len(rights) == 4

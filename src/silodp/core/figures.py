@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from silodp.core.accounting import rounded_up
+from silodp.core.privacy.accounting import rounded_up
 
 HOLDS = (
     "Spent is what exactly these answers cost, if none of them was asked for, and nothing stopped, because of what earlier ones said. "

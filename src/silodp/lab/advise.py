@@ -17,20 +17,20 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
-from silodp.core.accounting import Budget, gdp_mu, root
 from silodp.core.errors import BadInput
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget, gdp_mu, root
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
 from silodp.core.query import CLIP_TOLERANCE, Gaussian
-from silodp.lab.evaluate import error_rate
 from silodp.lab.planning import Wish, default_delta, finite
 from silodp.lab.planning_shuffle import TRUSTS, planned_for
 from silodp.lab.simulation import simulate
 from silodp.server.output import output
 from silodp.server.plan import with_multipliers
 from silodp.server.settings import find, schedule
-from silodp.silo.datasets import Split
-from silodp.silo.records import Records
+from silodp.silo.data.datasets import Split
+from silodp.silo.data.records import Records
+from silodp.testing.evaluate import error_rate
 
 SIGNALS = {"easy": 0.95, "typical": 0.85, "hard": 0.70}
 """Share that the best possible model gets right, by name."""

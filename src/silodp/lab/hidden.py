@@ -14,9 +14,9 @@ import shutil
 from pathlib import Path
 
 from silodp.core.errors import BadInput
-from silodp.silo.atomic import write_atomically
-from silodp.silo.identity import Registry
-from silodp.silo.records import Records
+from silodp.host.atomic import write_atomically
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.identity import Registry
 
 KEY = "records.key"
 """Where this user's key lies, beside the registry of ledgers."""

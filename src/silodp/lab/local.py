@@ -17,30 +17,30 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput, Refused
-from silodp.core.losses import Loss
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
-from silodp.core.prox import by_name
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.losses import Loss
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
+from silodp.core.problem.schema import Schema
+from silodp.core.problem.task import Task
 from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
-from silodp.core.schema import Schema
-from silodp.core.task import Task
-from silodp.lab.evaluate import balanced_accuracy, error_rate
 from silodp.lab.hidden import kept_seed
 from silodp.lab.pinned import file_hash, pinned, refuse_imports
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
 from silodp.server.algorithms import Algorithm
+from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation
 from silodp.server.output import check_rule, output
 from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress, measured
-from silodp.server.scaling import learn_scaling
 from silodp.server.settings import default_shares, prepared
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.testing.evaluate import balanced_accuracy, error_rate
 from silodp.wire.inprocess import InProcess
 
 SCALING_SHARE = 0.1

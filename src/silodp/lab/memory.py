@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from silodp.core import native
-from silodp.core.clipping import clipped_sum, modules, record_bytes, records_at_once
 from silodp.core.errors import BadInput
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.engine import native
+from silodp.engine.clipping import clipped_sum, modules, record_bytes, records_at_once
 from silodp.server.settings import find
 
 SAMPLE = 2**26

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.core import native
 from silodp.core.errors import BadInput
 from silodp.core.query import Gaussian
+from silodp.engine import native
 
 PACKAGES = ("silodp", "torch", "numpy", "scipy", "dp-accounting")
 IMPORTED = (sys.stdlib_module_names - {"importlib", "imp", "pkgutil", "runpy", "zipimport"}) | {"silodp", "torch", "numpy", "scipy"}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from silodp.core import theory
-from silodp.core.accounting import Budget, gdp_to_zcdp, record_budget_for_user, rounded_up, user_level
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, record_budget_for_user, rounded_up, user_level
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian
+from silodp.core.theory import isrl as theory
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule

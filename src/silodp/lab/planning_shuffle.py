@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from silodp.core import shuffle, theory, theory_shuffle
-from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.accounting import Budget
+from silodp.core.privacy.totals import Schedule
 from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch, Shared
-from silodp.core.totals import Schedule
+from silodp.core.theory import isrl as theory
+from silodp.core.theory import shuffle as theory_shuffle
 from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
 from silodp.server import shuffled
 from silodp.server.settings import find, sampling_by_name, schedule

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy
 import torch
 
-from silodp.core import native
 from silodp.core.errors import BadInput
+from silodp.engine import native
 from silodp.server.progress import held
 
 SEED = "seed"

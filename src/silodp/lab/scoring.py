@@ -16,24 +16,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from silodp.core.accounting import GDP, Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
-from silodp.core.problem import Problem
-from silodp.core.prox import by_name
-from silodp.core.task import Task
+from silodp.core.privacy.accounting import GDP, Budget, gdp_epsilon, gdp_mu
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
+from silodp.core.problem.task import Task
 from silodp.lab.hidden import check_mark
 from silodp.lab.local import find_model
 from silodp.lab.planning import check_seed, warn_of_delta
 from silodp.lab.runfolder import SEED, locked
 from silodp.lab.training import Request, budgets_of, by_default, load_records, read_request
+from silodp.server.estimates.profile import profile, releases
+from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 from silodp.server.federation import Everyone, Federation
-from silodp.server.profile import profile, releases
-from silodp.server.scoring import as_rows, gaussian_for, score
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.heldout import split_records
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.heldout import split_records
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
 from silodp.wire.inprocess import InProcess
 
 NOISE = "seeded pseudo-random float noise, for simulation"

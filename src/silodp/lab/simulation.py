@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from silodp.core.problem import Problem
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Shuffled
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.shuffled import ShuffledFederation
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
 from silodp.wire.inprocess import InProcess, ThroughShuffler
 
 

@@ -13,19 +13,19 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from silodp.core.accounting import Budget, record_budget_for_user
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, record_budget_for_user
+from silodp.core.problem.schema import Schema
 from silodp.core.query import DisjointBatches, FullBatch
-from silodp.core.schema import Schema
 from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
 from silodp.lab.planning import check_seed, default_delta, finite, warn_of_delta
 from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
-from silodp.silo.datasets import DATASETS
-from silodp.silo.files import load_silos
-from silodp.silo.heldout import split_records
-from silodp.silo.records import Records
-from silodp.silo.schema import load_by_schema, read_table
+from silodp.silo.data.datasets import DATASETS
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.heldout import split_records
+from silodp.silo.data.records import Records
+from silodp.silo.data.tables import load_by_schema, read_table
 
 UNCHARGED = "The built-in data sets come standardised with statistics of the raw data, as in the paper; that is not charged to the budget."
 

@@ -21,29 +21,29 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from silodp.core.accounting import Budget, gdp_epsilon_exactly, gdp_mu
 from silodp.core.errors import BadInput, Refused
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget, gdp_epsilon_exactly, gdp_mu
+from silodp.core.privacy.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, Moments, Query
-from silodp.core.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
+from silodp.host.atomic import write_atomically
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import default_delta, finite, warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
-from silodp.lab.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
-from silodp.server.scaling import learn_scaling
 from silodp.server.settings import default_shares, find, schedule
-from silodp.silo.atomic import write_atomically
-from silodp.silo.datasets import DATASETS, Split
-from silodp.silo.files import load_silos
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.datasets import DATASETS, Split
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.memory import MemoryLedger
 from silodp.wire.inprocess import InProcess
 
 SCALING_SHARE = 0.1

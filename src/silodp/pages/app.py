@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from silodp.core.accounting import rounded_up
 from silodp.core.errors import BadInput
 from silodp.core.figures import shown
+from silodp.core.privacy.accounting import rounded_up
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
 from silodp.pages.guard import Guard

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from silodp.core.accounting import rounded_up
 from silodp.core.figures import TOO_NOISY, WHY, cells, left_of, shown
+from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, folded, section, table, tag
 from silodp.pages.runs import Run, Silo

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from statistics import NormalDist, median
 from typing import Any
 
-from silodp.core.accounting import Budget, gdp_mu, rounded_up
 from silodp.core.figures import EARLY, shown
+from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
 from silodp.pages.budgets import budgets, evaluations
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, document, facts, folded, section, sentence, table, tag, text

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from silodp.core.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 
 OURS = ("config.json", "run.json", "spent.json")
 DRAWN = (".png", ".svg", ".html", ".part")

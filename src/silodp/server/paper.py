@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from silodp.core.accounting import Budget
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget
 
 
 def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[str, float]:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.accounting import (
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import (
     GDP,
     RENYI_ORDERS,
     ROUND_UP,
@@ -25,7 +26,6 @@ from silodp.core.accounting import (
     renyi_conversion,
     root,
 )
-from silodp.core.errors import BadInput
 from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, Shared, WithoutReplacement
 from silodp.server.federation import Everyone, Fixed
 

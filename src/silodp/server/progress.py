@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms.shuffle import Parameters, variance
 from silodp.core.query import Gaussian, LocalSteps, Query, Shuffled
-from silodp.core.shuffle import Parameters, variance
 from silodp.server.shuffled import analysed
 
 NAME = "progress.jsonl"

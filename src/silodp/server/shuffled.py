@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.accounting import GDP, Budget
-from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms.shuffle import least_bits, mean_in_total
+from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS
+from silodp.core.privacy.totals import Totals, total_share
 from silodp.core.query import Event, Gaussian, Query, Shuffled
-from silodp.core.shuffle import least_bits, mean_in_total
-from silodp.core.totals import Totals, total_share
 from silodp.server.federation import Channel, Everyone, Federation
 from silodp.server.plan import Plan, Run, calibrate
 

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput
-from silodp.core.relay import Declined, encode_outcome
-from silodp.listening import Log, Server, sole, tell_systemd
-from silodp.ownership import entrust, exposed, group_of
+from silodp.core.protocol.relay import Declined, encode_outcome
+from silodp.host.listening import Log, Server, sole, tell_systemd
+from silodp.host.ownership import entrust, exposed, group_of
 from silodp.shuffler.door import Door, Note
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import Settings

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import Refused
-from silodp.core.relay import DECLINED, Declined, decode_request, encode_outcome
+from silodp.core.protocol.relay import DECLINED, Declined, decode_request, encode_outcome
 from silodp.shuffler.pool import Kept, Pool
 from silodp.shuffler.store import Store
 

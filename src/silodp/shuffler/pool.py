@@ -22,9 +22,9 @@ from collections.abc import Collection
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from silodp.core.box import Contribution, add_counts, open_box
 from silodp.core.errors import Refused
-from silodp.core.relay import Passed, Request
+from silodp.core.protocol.box import Contribution, add_counts, open_box
+from silodp.core.protocol.relay import Passed, Request
 
 
 class Kept(Refused):

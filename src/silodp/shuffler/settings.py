@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.core.tables import check_text, check_whole, read_toml
-from silodp.listening import check_site
+from silodp.host.listening import check_site
+from silodp.host.tables import check_text, check_whole, read_toml
 
 KEY = "Ed25519 public keys of 64 lower-case hexadecimal digits"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.relay import Passed, decode_outcome
+from silodp.core.protocol.relay import Passed, decode_outcome
 
 BUSY = 30.0  # seconds that one process waits for another
 APPLICATION = 0x51100DB2

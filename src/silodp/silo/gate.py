@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from silodp.core.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.errors import Refused
+from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.query import (
     MAX_BINS,
     MAX_CLASSES,

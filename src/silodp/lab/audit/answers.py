@@ -26,21 +26,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
 from silodp.core import query as q
-from silodp.core.accounting import Budget, Renyi
-from silodp.core.box import open_box
-from silodp.core.codec import Answer, decode_reply
 from silodp.core.errors import Refused
-from silodp.core.losses import logistic
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget, Renyi
+from silodp.core.privacy.totals import Totals
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.box import open_box
+from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.query import Gaussian, LocalSteps, Query, Score, Shuffled
-from silodp.core.totals import Totals
 from silodp.lab.audit.pipeline import Pipeline, Silo
-from silodp.silo.exact import Exact
+from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.heldout import held_out, split_records
+from silodp.silo.data.records import Records
 from silodp.silo.gate import check
-from silodp.silo.heldout import held_out, split_records
-from silodp.silo.policy import Shuffling
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.service.policy import Shuffling
 
 N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
 STEP, STEPS = 1e-3, 3

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize, stats
 
-from silodp.core.accounting import gdp_epsilon
+from silodp.core.privacy.accounting import gdp_epsilon
 
 MOST = 50.0
 """A separation mu above this is reported as this: nothing is left to protect."""

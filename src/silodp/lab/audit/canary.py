@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from silodp.core.problem import Problem
-from silodp.silo.records import Records
+from silodp.core.problem.problem import Problem
+from silodp.silo.data.records import Records
 
 STEEP, FAR, OUTPUTS = 300.0, -5.0, 4
 RECORDS = 24

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from silodp.core.accounting import Budget, budget_array
-from silodp.core.binomial import BinomialSum, epsilon
+from silodp.core.privacy.accounting import Budget, budget_array
+from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.core.query import DisjointBatches, Shuffled
 from silodp.server.plan import Plan
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from silodp.lab.audit import mistakes, mistakes_answers, mistakes_shuffled
+from silodp.lab.audit.mistakes import answers as mistakes_answers
+from silodp.lab.audit.mistakes import shuffled as mistakes_shuffled
+from silodp.lab.audit.mistakes import silo as mistakes
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.probes import SIMULATION, Caught, Probe
 from silodp.lab.audit.probes_answers import ANSWERS
 from silodp.lab.audit.probes_batches import BATCHES
 from silodp.lab.audit.probes_deployed import DEPLOYMENT
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
-from silodp.lab.sweep import spread
+from silodp.lab.studies.sweep import spread
 
 OF_A_SILO: dict[str, Pipeline] = {
     "per-layer clipping": replace(SOUND, answerer=mistakes.PerLayer),

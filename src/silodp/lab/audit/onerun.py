@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.accounting import Budget
-from silodp.core.clipping import clipped_sum
 from silodp.core.errors import BadInput
-from silodp.core.models import model_by_name
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian, GradDiff, LocalSteps, Query, SteeredSteps
+from silodp.engine.clipping import clipped_sum
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.conformance.federation import Recording
 from silodp.server.federation import Everyone, Federation
 from silodp.server.settings import default_shares, find, prepared, sampling_by_name
-from silodp.silo.datasets import DATASETS
-from silodp.silo.files import load_silos
-from silodp.silo.records import Records
+from silodp.silo.data.datasets import DATASETS
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
+from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
 LOUD = 20.0

@@ -15,25 +15,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
-from silodp.core.accounting import GDP, Budget, Rule
-from silodp.core.codec import Answer, Envelope, decode_reply, encode_query
-from silodp.core.losses import squared_error
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import GDP, Budget, Rule
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query
 from silodp.core.query import Gaussian, Grad, Query
 from silodp.server import shuffled as shuffled_module
 from silodp.server.plan import Plan, calibrate
 from silodp.server.shuffled import analysed, calibrate_shuffled
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import Store
-from silodp.silo import door as door_module
-from silodp.silo.door import Door, definition_hash
-from silodp.silo.durable import DurableLedger, Identity
-from silodp.silo.exact import Exact
+from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
-from silodp.silo.ledger import MemoryLedger
-from silodp.silo.policy import Policy, Shuffling
-from silodp.silo.records import Records
-from silodp.silo.simulated import Simulated
+from silodp.silo.ledger.durable import DurableLedger, Identity
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.silo.service import door as door_module
+from silodp.silo.service.door import Door, definition_hash
+from silodp.silo.service.policy import Policy, Shuffling
 from silodp.wire.inprocess import ThroughShuffler
 
 

@@ -15,10 +15,10 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from silodp.core.accounting import gdp_mu
 from silodp.core.errors import Refused
-from silodp.core.losses import squared_error
-from silodp.core.problem import Problem
+from silodp.core.privacy.accounting import gdp_mu
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.problem import Problem
 from silodp.core.query import (
     CLIP_TOLERANCE,
     DisjointBatches,
@@ -34,8 +34,8 @@ from silodp.core.query import (
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
 from silodp.lab.audit.pipeline import DIM, Pipeline, question
 from silodp.lab.audit.transcript import Case, attack
-from silodp.lab.conformance.sampling import check_sampling
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
+from silodp.testing.sampling import check_sampling
 
 FALSE_ALARM = 1e-6
 Probe = Callable[[Pipeline, int, Path], None]

@@ -16,8 +16,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from silodp.core.losses import logistic
-from silodp.core.problem import Problem
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
 from silodp.core.query import (
     DisjointBatches,
     Event,
@@ -51,10 +51,10 @@ from silodp.lab.audit.answers import (
 )
 from silodp.lab.audit.pipeline import Pipeline
 from silodp.lab.audit.probes import Caught, Probe
-from silodp.silo.chain import plain
-from silodp.silo.exact import lattice_step
-from silodp.silo.heldout import held_out
-from silodp.silo.records import Records
+from silodp.silo.answer.exact import lattice_step
+from silodp.silo.data.heldout import held_out
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.chain import plain
 
 RATE = 1e-8
 RELEASES = 8

@@ -17,14 +17,14 @@ import torch
 from scipy import stats
 from torch import nn
 
-from silodp.core.losses import logistic
-from silodp.core.problem import Problem
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, GradDiff, LocalSteps, Poisson, Query, WithoutReplacement
 from silodp.lab.audit.answers import Answering, Free, N, Row, answerable
 from silodp.lab.audit.pipeline import Pipeline
 from silodp.lab.audit.probes import Caught, Probe
-from silodp.silo.lattice import Keystream
-from silodp.silo.records import Records
+from silodp.silo.answer.lattice import Keystream
+from silodp.silo.data.records import Records
 
 RATE = 1e-8
 MANY, GROUPS, COINS = 2**16, 16, 0.347

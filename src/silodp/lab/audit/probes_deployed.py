@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from silodp.core.accounting import gdp_mu
-from silodp.core.codec import OVERHEAD, Answer, decode_reply
 from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import gdp_mu
+from silodp.core.protocol.codec import OVERHEAD, Answer, decode_reply
 from silodp.core.query import Query
 from silodp.lab.audit.pipeline import BUDGET, DIM, Pipeline, Silo, question
 from silodp.lab.audit.probes import Caught, Probe
-from silodp.silo.durable import DurableLedger
-from silodp.silo.exact import lattice_step
+from silodp.silo.answer.exact import lattice_step
+from silodp.silo.ledger.durable import DurableLedger
 
 
 def durable_charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:

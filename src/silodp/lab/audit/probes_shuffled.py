@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy import stats
 from torch import Tensor
 
-from silodp.core.box import Contribution, box_length, open_box, seal
-from silodp.core.codec import Sealed, decode_reply
 from silodp.core.errors import Refused
+from silodp.core.privacy.totals import Totals
+from silodp.core.protocol.box import Contribution, box_length, open_box, seal
+from silodp.core.protocol.codec import Sealed, decode_reply
+from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_request
 from silodp.core.query import Grad, Query, Shuffled
-from silodp.core.relay import Passed, Request, decode_outcome, encode_request
-from silodp.core.totals import Totals
 from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Pipeline, Silo
@@ -32,7 +32,7 @@ from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, 
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
 from silodp.shuffler.door import Door as ShufflerDoor
-from silodp.silo.policy import Shuffling
+from silodp.silo.service.policy import Shuffling
 
 # --- attacks ----------------------------------------------------------------------------------------------------------------------
 

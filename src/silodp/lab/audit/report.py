@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from scipy import stats
 
-from silodp.core.accounting import Budget, gdp_mu
+from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
@@ -28,7 +28,7 @@ from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.lab.runfolder import make_folder, write_environment
-from silodp.lab.sweep import spread
+from silodp.lab.studies.sweep import spread
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.settings import find
 

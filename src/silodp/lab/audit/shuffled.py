@@ -17,22 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core import shuffle
-from silodp.core.binomial import BinomialSum
-from silodp.core.box import Contribution
+from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.binomial import BinomialSum
+from silodp.core.protocol.box import Contribution
+from silodp.core.protocol.relay import Request
 from silodp.core.query import Gaussian, Grad, Query, Shuffled
-from silodp.core.relay import Request
 from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.transcript import CLIP, Case, Stage, no_partition, played
-from silodp.lab.conformance.federation import Recording
 from silodp.server.federation import Everyone
 from silodp.server.plan import Plan
 from silodp.server.settings import default_shares, find
 from silodp.server.shuffled import ShuffledFederation
-from silodp.silo.exact import Exact
-from silodp.silo.records import Records
+from silodp.silo.answer.exact import Exact
+from silodp.silo.data.records import Records
+from silodp.testing.federation import Recording
 
 SILOS, REHEARSAL = 3, 200
 POINTS = (0.0, 0.3)

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.accounting import Budget
+from silodp.core.privacy.accounting import Budget
 from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, LocalSteps, Poisson, Query, Sampling, WithoutReplacement
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.conformance.federation import Recording
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.settings import default_shares, find, prepared
-from silodp.silo.records import Records
+from silodp.silo.data.records import Records
+from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
 CHUNK, REHEARSAL = 1000, 100

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from silodp.core.problem import Problem
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, Grad, Number, Query
 from silodp.server.federation import Port
 

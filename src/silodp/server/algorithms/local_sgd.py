@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from silodp.core.problem import Problem
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, LocalSteps, Number, Query
 from silodp.server.federation import Port
 

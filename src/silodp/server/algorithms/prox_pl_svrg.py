@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from silodp.core.problem import Problem
+from silodp.core.problem.problem import Problem
 from silodp.server.algorithms.prox_svrg import prox_svrg
 from silodp.server.federation import Port
 

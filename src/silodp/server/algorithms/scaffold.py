@@ -6,7 +6,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from silodp.core.problem import Problem
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Gaussian, Number, Query, SteeredSteps
 from silodp.server.federation import Absent, Port
 

@@ -1,0 +1,5 @@
+"""`python -m silodp.cli`."""
+
+from silodp.cli.app import main
+
+main()

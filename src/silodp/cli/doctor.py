@@ -1,0 +1,265 @@
+"""`silodp doctor`: whether this machine can run what is here. Reads no record, asks nothing of any network, and leaves no file."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import socket
+import sqlite3
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from silodp.core.errors import BadInput
+
+NEEDED = {
+    "cryptography": "43", "dp-accounting": "0.6", "matplotlib": "3.9", "numpy": "1.26", "pandas": "2.2", "pillow": "11", "pyarrow": "16",
+    "rich": "13", "safetensors": "0.4", "scikit-learn": "1.5", "scipy": "1.13", "threadpoolctl": "3", "torch": "2.6", "typer": "0.12",
+}  # fmt: skip
+ENGINES = {"nvflare": ("nvflare", "2.9.0"), "flower": ("flwr", "1.41.0")}
+PYTHON, SQLITE = (3, 11), (3, 37, 0)
+EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
+LONGEST_SOCKET = 100
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
+
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about the machine; `fix` says what to do where the status is not green."""
+
+    name: str
+    status: str
+    said: str
+    fix: str = ""
+
+
+def doctor(
+    folder: Annotated[Path, typer.Option(help="Where ledgers and runs will be kept.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
+) -> None:
+    """Can this machine run silodp? Every check is green, yellow (works, but read the sentence) or red. Exit code 0, or 1 if any is red.
+
+    It looks at Python, torch, the libraries, the engines, the folder's disk and permissions, SQLite, the clock, entropy and sockets.
+
+    Examples: `silodp doctor` · `silodp doctor --folder /var/lib/silodp-gate --json`
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder; give one that exists with --folder")
+    findings = [found for check in CHECKS for found in _tried(check, folder)]
+    red = any(found.status == "red" for found in findings)
+    if as_json:
+        print(json.dumps({"ok": not red, "checks": [asdict(found) for found in findings]}))
+    else:
+        for found in findings:
+            out.print(f"{found.status:6}", style=found.status, end="")
+            out.print(f" {found.name}: {found.said}{f' {found.fix}' if found.fix else ''}")
+        out.print("Something above is red." if red else "Nothing is red: silodp can run here.")
+    raise typer.Exit(1 if red else 0)
+
+
+def _tried(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator[Finding]:
+    """A check that itself breaks is a red one: a doctor that dies helps nobody."""
+    try:
+        yield from check(folder)
+    except Exception as error:
+        name = check.__name__.strip("_")
+        yield Finding(
+            name, "red", f"the check failed ({type(error).__name__}: {error}).", "Report this with the output of `silodp doctor --json`."
+        )
+
+
+def _python(folder: Path) -> Iterator[Finding]:
+    said = f"{sys.version.split()[0]} at {sys.executable}."
+    old = sys.version_info < PYTHON
+    yield Finding("python", "red" if old else "green", said, f"Install Python {PYTHON[0]}.{PYTHON[1]} or later." if old else "")
+
+
+def _libraries(folder: Path) -> Iterator[Finding]:
+    wrong = []
+    for name, least in NEEDED.items():
+        version = _version(name)
+        if version is None or _numbers(version) < _numbers(least):
+            wrong.append(f"{name}>={least}")
+    if wrong:
+        quoted = " ".join(f"'{one}'" for one in wrong)
+        yield Finding("libraries", "red", f"missing or too old: {', '.join(wrong)}.", f"Run `pip install {quoted}`.")
+    else:
+        yield Finding("libraries", "green", f"all {len(NEEDED)} are there.")
+
+
+def _torch(folder: Path) -> Iterator[Finding]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    product = torch.randn(8, 8, generator=generator).double()
+    if not torch.equal(product @ torch.eye(8).double(), product):
+        yield Finding("torch", "red", f"{torch.__version__} multiplies wrongly.", "Install torch anew.")
+        return
+    yield Finding(
+        "torch", "green", f"{torch.__version__}; every silo and the server need this same version, since a model is approved with it."
+    )
+    if torch.cuda.is_available():
+        yield Finding("gpu", "green", f"{torch.cuda.get_device_name(0)}; studies use it where the data fill it.")
+    else:
+        yield Finding("gpu", "green", "none found; everything runs on the CPU.")
+    from silodp.engine import native
+
+    fix = "" if native.library() else "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE."
+    said = "simulations of small networks run in torch, two to three times as long as in C." if fix else "gcc built what simulations use."
+    yield Finding("compiler", "yellow" if fix else "green", said, fix)
+
+
+def _engines(folder: Path) -> Iterator[Finding]:
+    for extra, (package, pinned) in ENGINES.items():
+        version = _version(package)
+        if version is None:
+            fix = f"To use it, run `pip install 'silodp[{extra}]'`."
+            yield Finding(extra, "yellow", "not installed; `--engine direct` and simulation need no engine.", fix)
+        elif version != pinned:
+            said = f"{package} is {version}, but its holes are closed for {pinned} only."
+            yield Finding(extra, "red", said, f"Run `pip install {package}=={pinned}`.")
+        else:
+            yield Finding(extra, "green", f"{package} {version}, as pinned.")
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    where = folder.resolve()
+    try:
+        with tempfile.NamedTemporaryFile(dir=where, prefix=".silodp-doctor-") as file:
+            start = time.monotonic()
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+            handle = os.open(where, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            took = 1000 * (time.monotonic() - start)
+            os.chmod(file.name, 0o600)
+            mode = stat.S_IMODE(os.stat(file.name).st_mode)
+    except OSError as error:
+        yield Finding("disk", "red", f"{where} cannot be written and synced ({error.strerror}).", "Choose another --folder, or its owner.")
+        return
+    kind = _filesystem(where)
+    if kind in REMOTE:
+        fix = "Keep ledgers on a local disk: locks and syncs over a network may lie."
+        yield Finding("disk", "yellow", f"{where} is on {kind}, written and synced in {took:.0f} ms.", fix)
+    elif kind == "tmpfs":
+        yield Finding("disk", "yellow", f"{where} is in memory and is gone after a restart.", "Keep ledgers on a disk.")
+    else:
+        yield Finding("disk", "green", f"{where} is written and synced in {took:.0f} ms.")
+    if mode != 0o600:
+        fix = "Use a file system that keeps permissions, not one made for another system."
+        yield Finding("permissions", "red", f"a file made for one user alone came out as mode {mode:o}.", fix)
+        return
+    open_to = stat.S_IMODE(where.stat().st_mode) & 0o022
+    said = "others may write to it" if open_to else "only its owner may write to it"
+    fix = f"For a gate's folder run `chmod 700 {where}`." if open_to else ""
+    yield Finding("permissions", "yellow" if open_to else "green", f"{where} keeps permissions, and {said}.", fix)
+
+
+def _sqlite(folder: Path) -> Iterator[Finding]:
+    old = sqlite3.sqlite_version_info < SQLITE
+    fix = f"Use a Python built with SQLite {'.'.join(map(str, SQLITE))} or later."
+    yield Finding("sqlite", "red" if old else "green", f"{sqlite3.sqlite_version}.", fix if old else "")
+
+
+def _clock(folder: Path) -> Iterator[Finding]:
+    now = datetime.now(UTC)
+    said = f"{now:%Y-%m-%d %H:%M} UTC"
+    if now < EARLIEST:
+        yield Finding(
+            "clock", "red", f"{said}, which is before this software was written.", "Set the clock; policies and certificates expire by it."
+        )
+    elif _synchronised() is False:
+        yield Finding(
+            "clock", "yellow", f"{said}, and the system does not keep it by a time server.", "Start chrony, ntpd or systemd-timesyncd."
+        )
+    else:
+        yield Finding("clock", "green", f"{said}.")
+
+
+def _entropy(folder: Path) -> Iterator[Finding]:
+    try:
+        draws = {os.getrandom(32, os.GRND_NONBLOCK) if hasattr(os, "getrandom") else os.urandom(32) for _ in range(4)}
+    except BlockingIOError:
+        yield Finding("entropy", "red", "the system has not gathered enough yet.", "Wait, or give the machine a hardware source.")
+        return
+    good = len(draws) == 4
+    fix = "" if good else "Do not run a gate here: noise that repeats protects nobody."
+    yield Finding(
+        "entropy", "green" if good else "red", "the system's source is ready." if good else "the system's source repeats itself.", fix
+    )
+
+
+def _sockets(folder: Path) -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            pass
+        yield Finding("loopback", "green", "a connection to this machine itself works.")
+    except OSError as error:
+        yield Finding("loopback", "red", f"a connection to 127.0.0.1 fails ({error.strerror}).", "Bring the loopback interface up.")
+    where = folder.resolve()
+    if len(os.fsencode(where / "silos/NAME/gate.sock")) > LONGEST_SOCKET:
+        yield Finding("sockets", "yellow", f"the path {where} is long for a socket in it.", "Choose a folder nearer to the root.")
+        return
+    try:
+        with tempfile.TemporaryDirectory(dir=where, prefix=".silodp-doctor-") as home, socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"{home}/s")
+            server.listen()
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(f"{home}/s")
+        yield Finding("sockets", "green", "gates can listen in this folder.")
+    except OSError as error:
+        yield Finding("sockets", "red", f"a Unix socket cannot be made here ({error.strerror}).", "Choose a folder on a local disk.")
+
+
+CHECKS = (_python, _libraries, _torch, _engines, _disk, _sqlite, _clock, _entropy, _sockets)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts[:3])
+
+
+def _filesystem(path: Path) -> str:
+    """The kind of file system that holds the path; "" where the system does not say."""
+    best, kind = "", ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, mount, name, *_ = line.split()
+            inside = mount == "/" or str(path) == mount or str(path).startswith(f"{mount}/")
+            if inside and len(mount) >= len(best):
+                best, kind = mount, name
+    return kind
+
+
+def _synchronised() -> bool | None:
+    """Whether the kernel holds its clock to be synchronised; None where it does not say."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # all zero: only asks
+        return None if state < 0 else state != 5
+    return None

@@ -1,0 +1,60 @@
+"""A shuffler among the processes of `silodp federation`: its keys and roster, and the daemons and sites that there are with it.
+
+Here one user makes all folders, so keys and pseudonyms pass between them directly. Elsewhere silos and shuffler give them to each other, and
+never through the server (docs/deploy.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from silodp.server.remote_shuffled import Shuffler
+
+SITE, SETTINGS = "shuffler", "shuffler/shuffler.toml"
+
+
+def made(folder: Path, files: Mapping[str, Path], asker: str, **reading: Any) -> dict[str, Any]:
+    """Makes a shuffler for these silos; what each silo's own `provision` must be told of it. `reading` says how the files are read."""
+    from silodp.cli.shuffler import provision
+
+    if SITE in files:
+        raise BadInput(f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another")
+    counts = [_records(path, **reading) for path in files.values()]
+    card = provision(folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000)
+    return {"rule": "totals", "shuffler": card["seal"], "contributions": sum(counts), "delta": 1 / max(2, *counts) ** 2}
+
+
+def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: str, prox: str, schema: Path | None) -> int:
+    from silodp.silo.service.daemon import find_schema, read_records
+    from silodp.silo.service.policy import Place
+    from silodp.silo.service.provision import _by, _place
+
+    place = Place(**_place(path, label, classes, model, prox) | _by(schema))
+    return len(read_records(place, find_schema(place)).y)
+
+
+def sites(folder: Path, state: Mapping[str, Any]) -> dict[str, Path]:
+    """The socket behind each courier, by the name of its site."""
+    found = {name: Path(policy).parent / "gate.sock" for name, policy in state["silos"].items()}
+    return found | ({SITE: folder / SITE / "shuffler.sock"} if state.get("shuffler") else {})
+
+
+def daemons(state: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """(the command's first word, its settings) of each daemon by the name of its process."""
+    found = {f"gate {name}": ("silo", policy) for name, policy in state["silos"].items()}
+    return found | ({"shuffler daemon": ("shuffler", state["shuffler"])} if state.get("shuffler") else {})
+
+
+def shuffler_card(path: Path) -> Shuffler:
+    from silodp.server.remote_shuffled import Shuffler
+
+    try:
+        return Shuffler.of(json.loads(path.read_text("utf-8")), str(path))
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(f"the card {path} cannot be read ({type(error).__name__}); give the shuffler.json of a shuffler") from None

@@ -1,0 +1,249 @@
+"""`silodp ledger`: for the data officer and the auditor. Who asked what, when, what it cost and what is left; nothing here reads a record
+but `create`, which needs to know whose budget it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.core.errors import BadInput
+from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
+
+if TYPE_CHECKING:
+    from silodp.silo.ledger.durable import DurableLedger, Entry
+
+ledger = typer.Typer(help="The budget of a data set: what was asked, what it cost, what is left.", no_args_is_help=True)
+out = Console(highlight=False, markup=False, emoji=False)  # names come from outside
+
+LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
+Anchor = Annotated[
+    Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not where it was made; best on another disk.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+
+@ledger.command()
+def create(
+    path: LedgerFile,
+    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
+    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
+    rule: Annotated[str, typer.Option(help="gdp, totals (for a shuffle), renyi, renyi:ORDER or committed; fixed for good.")] = "gdp",
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT."
+        ),
+    ] = None,
+    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Make the ledger of a data set, once. Refuses to overwrite one, and records that have a ledger already.
+
+    Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3 --anchor /mnt/other/clinic.anchor`
+    """
+    from silodp.core.privacy.accounting import Budget, rounded_up
+    from silodp.silo.data.files import load_silos
+    from silodp.silo.data.tables import raw
+    from silodp.silo.ledger.durable import DurableLedger, Identity
+
+    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    loaded = load_silos([data], label, classes=declared)
+    y = loaded.records_raw[0][1]
+    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    made = DurableLedger.create(
+        path,
+        rule=rule_by_name(rule, schedule or [], budget),
+        budget=budget,
+        records=len(y),
+        identity=Identity.of(*raw(loaded.cells[0])),
+        anchor=anchor,
+    )
+    if as_json:
+        print(json.dumps(summary_of(made)))
+        return
+    out.print(
+        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {rounded_up(budget.delta)}, {rule} rule; nothing is spent.",
+        soft_wrap=True,
+    )
+    out.print(
+        f"Its count and head hash are kept in {made.anchor}" + ("." if anchor else "; --anchor puts them on another disk."), soft_wrap=True
+    )
+
+
+@ledger.command()
+def show(
+    path: LedgerFile,
+    last: Annotated[int, typer.Option(help="How many of the latest queries to list.", min=0)] = 20,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Who asked what, when, what it cost, and what is left.
+
+    Example: `silodp ledger show clinic.ledger`
+    """
+    from silodp.core.figures import HOLDS, left_of
+    from silodp.core.privacy.accounting import rounded_up
+
+    opened = _open(path, anchor)
+    summary, queries = summary_of(opened), queries_of(opened)
+    if as_json:
+        print(json.dumps(summary | {"queries": queries}))
+        return
+    out.print(f"{path}: {said_of(summary)}", soft_wrap=True)
+    out.print(f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
+    for hold in summary["holds"]:
+        out.print(
+            f"{rounded_up(100 * hold['share'], 1, 'f')} % is held for run {hold['run']} of {hold['asker']}, for {hold['seconds']:.0f} seconds "
+            "more; it is not spent.",
+            soft_wrap=True,
+        )
+    if not queries:
+        out.print("Nothing has been asked yet.")
+        return
+    shown = queries[len(queries) - last :] if last < len(queries) else queries
+    table = Table(title=f"{len(queries)} questions" + (f", the latest {len(shown)}" if len(shown) < len(queries) else ""))
+    for column in ("entry", "when (UTC)", "who asked", "run", "what", "cost", "left after", "answer"):
+        numbers = column in ("entry", "cost", "left after")
+        table.add_column(column, justify="right" if numbers else "left", no_wrap=numbers or column.startswith("when"), overflow="fold")
+    for q in shown:
+        row = (
+            f"{q['entry']}",
+            q["time"][:16].replace("T", " "),
+            q["asker"],
+            q["run"],
+            q["kind"],
+            f"{rounded_up(100 * q['cost'], 3, 'f')}%",
+            left_of(1 - q["left"], 2),
+            q["answer"],
+        )
+        table.add_row(*row)
+    out.print(table)
+    out.print(HOLDS, soft_wrap=True)
+    if changes := [e for e in opened.entries() if e.act == "records"]:
+        out.print(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
+
+
+@ledger.command()
+def release(
+    path: LedgerFile,
+    run: Annotated[str | None, typer.Option(help="Only what is held for this run, as `silodp ledger show` names it.")] = None,
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """Release what is held for runs, so that others may have it. Nothing that was spent comes back, and a run that goes on may hold it anew.
+
+    Example: `silodp ledger release clinic.ledger`
+    """
+    from silodp.silo.ledger import reserve
+
+    opened = _open(path, anchor)
+    found = [o.hold for o in reserve.listed(opened) if run in (None, o.hold.run)]
+    ended = reserve.release(opened, [hold.id for hold in found])
+    if as_json:
+        print(json.dumps({"released": ended, "runs": [hold.run for hold in found]}))
+        return
+    out.print(f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held.")
+
+
+@ledger.command()
+def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
+    """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and what is wrong.
+
+    Example: `silodp ledger verify clinic.ledger`
+    """
+    try:
+        opened = _open(path, anchor)
+        opened.verify()
+        count, head = opened.head()
+    except BadInput as error:
+        if not as_json:
+            raise
+        print(json.dumps({"ok": False, "why": str(error)}))
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)}))
+        return
+    out.print(
+        f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}.",
+        soft_wrap=True,
+    )
+
+
+@ledger.command()
+def export(
+    path: LedgerFile,
+    out_file: Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")] = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl or csv.")] = "jsonl",
+    anchor: Anchor = None,
+    as_json: Json = False,
+) -> None:
+    """All entries with their hashes, for an auditor; without the sketch of the records and the stored answers.
+
+    Example: `silodp ledger export clinic.ledger --format csv --out clinic-ledger.csv`
+    """
+    if form not in ("jsonl", "csv"):
+        raise BadInput(f"--format is {form!r}; it must be jsonl or csv")
+    opened = _open(path, anchor)
+    rows = [_row(entry) for entry in opened.entries()]
+    if as_json and out_file is None:
+        print(json.dumps(summary_of(opened) | {"entries": rows}))
+        return
+    try:
+        with out_file.open("x", newline="") if out_file else nullcontext(sys.stdout) as file:
+            _write(rows, form, file)
+    except FileExistsError:
+        raise BadInput(f"{out_file} exists already; choose another name for --out") from None
+    except OSError as error:
+        raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
+    if out_file:
+        print(json.dumps({"entries": len(rows), "file": str(out_file)})) if as_json else out.print(
+            f"{len(rows)} entries are in {out_file}."
+        )
+
+
+def _open(path: Path, anchor: Path | None) -> DurableLedger:
+    from silodp.silo.ledger.durable import DurableLedger
+
+    return DurableLedger.open(path, anchor=anchor)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
+    row = asdict(entry)
+    return row | {"amount": entry.amount.hex(), "total": entry.total.hex(), "amount_decimal": entry.amount, "total_decimal": entry.total}
+
+
+def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
+    from silodp.silo.ledger.chain import COLUMNS
+
+    if form == "jsonl":
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        return
+    writer = csv.DictWriter(file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+
+
+def _harmless(value: Any) -> Any:
+    """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by whoever asked."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+
+
+def _bar(share: float, width: int = 40) -> str:
+    """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as all spent."""
+    full = min(width, max(0, round(share * width)))
+    full = max(full, 1) if share > 0 else full
+    full = min(full, width - 1) if share < 1 else full
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,151 @@
+"""`silodp report` and `silodp ui`: pages about runs and, at a silo, about its gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import stat
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from silodp.core.errors import BadInput
+
+MARK = b": report</title><style>"
+"""By which a page is known for a report."""
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of `silodp train`, `compare`, `reproduce` or `federation run`.", show_default=False)],
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the run's folder by default.")] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.")] = None,
+    mlflow: Annotated[Path | None, typer.Option(help="Also write settings and curves as an MLflow run into this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
+) -> None:
+    """One page that stands alone, to read, print and sign: what was trained, what it cost, what was not protected.
+
+    Examples: `silodp report runs/train` · `silodp report runs/compare-wbcd-R25 --audit runs/audit`
+    """
+    from silodp.pages import export, runs
+    from silodp.pages.report import report as written
+
+    found = runs.read(run)
+    rows = runs.audits(audit) if audit else runs.audits(run) if (run / "audit.json").exists() else []
+    if tensorboard:
+        export.to_tensorboard(found, tensorboard)
+    if mlflow:
+        export.to_mlflow(found, mlflow)
+    page = out_file or run / "report.html"
+    if out_file and out_file.is_file() and not _ours(out_file):
+        raise BadInput(f"{out_file} is there and is no report of silodp; choose another name with --out")
+    try:
+        _put(page, written(found, rows))
+    except OSError as error:
+        raise BadInput(f"{page} cannot be written ({error.strerror}); choose another with --out") from None
+    print(
+        json.dumps({"page": str(page), "run_sha256": runs.fingerprint(run)}) if as_json else f"Wrote {page}: it stands alone, and prints."
+    )
+
+
+def _ours(page: Path) -> bool:
+    """Whether the file is an earlier report, which a new one may replace."""
+    with page.open("rb") as file:
+        return MARK in file.read(2000)
+
+
+def _put(page: Path, text: str) -> None:
+    """The page takes the place of an earlier one; a link that came with the folder is neither followed nor written through."""
+    if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
+        raise BadInput(f"{page} is there and is no plain file; remove it, or choose another with --out")
+    part = page.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, page)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def ui(
+    runs: Annotated[Path | None, typer.Option(help="Directory of run folders; runs/ by default, or none with --silo.")] = None,
+    silo: Annotated[Path | None, typer.Option(help="A silo's policy.toml, at the silo: shows its gate.")] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8377,
+    token: Annotated[Path | None, typer.Option(help="File with the token that lets a gate be paused; made if it is not there.")] = None,
+    host: Annotated[str, typer.Option(help="This machine only: 127.0.0.1, localhost or ::1.")] = "127.0.0.1",
+) -> None:
+    """Look at runs, also while they train, in a browser on this machine; at a silo also at its gate.
+
+    It only reads, but for the pause of a gate, which asks for the token. No other machine can connect; whoever has an account on this
+    one can read what it shows, which never is a record.
+
+    Examples: `silodp ui` · `silodp ui --silo clinic/policy.toml --token clinic/ui.token`
+    """
+    if host not in LOOPBACK:
+        raise BadInput(f"--host is {host!r}; this page is for this machine only: 127.0.0.1, localhost or ::1")
+    if token and not silo:
+        raise BadInput("--token is for the pause of a gate; give the silo's policy with --silo")
+    try:
+        import uvicorn
+
+        from silodp.pages.app import application
+    except ImportError as error:
+        raise BadInput(f"`silodp ui` needs the package {error.name}; install silodp[ui]") from None
+    root = runs if runs or silo else Path("runs")
+    if root and not root.is_dir():
+        raise BadInput(f"{root} is not a directory; give one that holds run folders with --runs")
+    tabs, routes = [], []
+    if silo:
+        from silodp.silo.service.page import GatePage
+
+        tabs = [("The gate", "/silo")]
+        routes = GatePage(silo, _token(token), [*([("Runs", "/")] if root else []), *tabs]).routes()
+    listener = _bound(host, port)
+    app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Open http://{shown}:{listener.getsockname()[1]}/ in a browser on this machine; Ctrl-C ends it.", flush=True)
+    uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
+
+
+def config(uvicorn: Any, app: Any) -> Any:
+    """Quiet, without websockets, and deaf to what a proxy might claim."""
+    quiet = {"log_level": "critical", "access_log": False, "server_header": False, "proxy_headers": False}
+    return uvicorn.Config(app, ws="none", http="h11", loop="asyncio", lifespan="off", timeout_graceful_shutdown=1, **quiet)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        raise BadInput(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+    return listener
+
+
+def _token(path: Path | None) -> str | None:
+    """The token in a file that only its owner may read; a new one where there is no file."""
+    if path is None:
+        return None
+    try:
+        if not path.exists():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+            print(f"Wrote a new token to {path}.")
+        if path.stat().st_mode & 0o077:
+            raise BadInput(f"others can read {path}; make it yours alone with chmod 600")
+        found = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the token {path} cannot be used ({type(error).__name__}); give a file of your own") from None
+    if len(found) < 20:
+        raise BadInput(f"the token in {path} has {len(found)} characters; it must have 20 or more, so that nobody guesses it")
+    return found

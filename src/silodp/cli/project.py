@@ -1,0 +1,292 @@
+"""`silodp init`: a folder with a run's settings, the public schema, a model and the next commands; and --project, which reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import TYPES
+
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+FILE = "silodp.toml"
+PATHS = ("schema", "silo", "test", "model")
+FILL_IN = "fill in"
+
+SETTINGS = """\
+# How this project is trained: `silodp train --project .` takes every option that it is not given from here, and so do
+# `silodp federation up --project .` and `silodp federation run --project .`. Paths are relative to this folder.
+
+schema = "schema.toml"
+# One file, or folder of images, for each silo, to try things on one machine; in earnest each silo keeps its own.
+silo = [{silos}]
+{test}# linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
+model = "{model}"
+
+algorithm = "mb-sgd"               # prox-sgd, local-sgd, spider, adam, ...: see `silodp train --help`
+rounds = 40
+step = 2.0
+clip = 1.0                         # a record's whole gradient is clipped to this norm
+prox = "zero"                      # or a penalty: l1:0.01, l2:0.1, ...
+
+epsilon = 3.0                      # what one run may spend, of each record's privacy
+budget = 10.0                      # what a silo's ledger allows in all, ever (federation up)
+"""
+MODEL = '''\
+"""The model, in plain PyTorch. It sees one record at a time, so no BatchNorm and no dropout; silos approve the hash of this file."""
+
+from torch import nn
+
+
+def build(features: int, outputs: int) -> nn.Module:
+    """`features` and `outputs` follow from schema.toml; the loss is the one of its task."""
+    return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, outputs))
+'''
+DRAFT = """\
+# The public schema: what every silo's file holds, and what is predicted. The server and all silos use this very file; its hash is part
+# of what a silo approves.
+#
+# FILL IT IN FROM PUBLIC KNOWLEDGE, NEVER FROM THE DATA. A range or a category that was read off the records says something about them
+# that no budget pays for. Ask what the column can hold, not what it does hold.
+{source}
+ignore = [{ignore}]                # columns that a file may have besides, and that are not used
+"""
+COLUMN = {
+    "": """\
+# a number:    range = [0, 100], and perhaps missing = 50 with indicator = true
+# a category:  categories = ["a", "b", "other"], and perhaps missing = "own"
+# a boolean:   perhaps missing = false with indicator = true
+""",
+    "number": """\
+range = ["fill in", "fill in"]     # public: what it can be; values are clipped to it
+missing = "refuse"                 # or a public number to fill in, and indicator = true for a feature that says where
+""",
+    "category": """\
+categories = "fill in"             # public, such as ["a", "b", "other"]; "other" takes what is not in the list
+missing = "refuse"                 # or "own"
+""",
+    "boolean": """\
+missing = "refuse"                 # or true or false, to fill in
+""",
+}
+LABEL = """
+[label]
+column = {column}
+task = "{fill}"                    # binary, multiclass, regression or survival
+# binary, multiclass:  classes = ["no", "yes"], and perhaps weights = [0.25, 1], public; keep the largest at 1, or the clip undoes them
+# regression:          range = [0, 30], and perhaps huber = 3
+# survival:            instead of column: time = "months", event = "died", edges = [6, 12, 24, 60], the ends of the time bins
+"""
+README = """\
+# A silodp project
+- `schema.toml` says what every silo's file holds. It is public and the same everywhere.{todo}
+- `silodp.toml` has the settings of a run.
+- {model}
+{data}
+## On one machine, to try it
+    silodp train --project . --held-out 0.2
+    silodp evaluate runs/train
+    silodp report runs/train
+
+## Over a network engine, each silo a process of its own
+    silodp federation up --project . --engine flower --held-out 0.2
+    silodp federation run --project .
+    silodp federation evaluate --project .
+    silodp federation down --folder federation
+
+## In earnest, each silo on its own machine
+The server's operator makes a key and sends its public half, `schema.toml` and the model to the silos:
+
+    silodp federation key asker.key
+
+Each silo's operator reads them, and then:
+
+    silodp silo init gate --data OWN.csv --schema schema.toml --model {word} --epsilon 10 --asker PUBLIC_KEY
+    silodp silo serve gate/policy.toml
+
+and hands gate/silo.json back. The deployment guide has the rest.
+"""
+MADE_UP = """- `data/` has four hospitals and a test file, **made up from a formula: nobody's records**.
+"""
+
+
+def use_project(context: typer.Context, folder: Path | None) -> Path | None:
+    """Makes the project's settings the defaults of the command at hand, so that an option on the command line still wins."""
+    if folder is None:
+        return None
+    settings, own = read_project(folder), {parameter.name for parameter in context.command.params}
+    budget = settings.pop("budget", None)
+    if context.info_name == "up":
+        settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
+        settings |= {"folder": str(folder / "federation")}
+    elif context.info_name in ("run", "evaluate"):
+        settings |= {"folder": str(folder / "federation")}
+    if context.info_name == "evaluate":
+        settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
+    for name in ("epsilon", "delta"):
+        if context.info_name == "train" and name in settings:
+            settings[name] = [str(settings[name])]
+    context.default_map = {name: value for name, value in settings.items() if name in own and value is not None}
+    return folder
+
+
+Project = Annotated[
+    Path | None,
+    typer.Option(help="A folder made by `silodp init`: options that are not given come from its silodp.toml.", is_eager=True, callback=use_project),
+]  # fmt: skip
+
+
+def read_project(folder: Path) -> dict[str, Any]:
+    """The settings in a project's folder, its paths made absolute."""
+    try:
+        table = tomllib.loads((folder / FILE).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(f"{folder} has no {FILE} that can be read; `silodp init {folder}` makes one") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{folder / FILE} is not TOML: {error}") from None
+    known = ("algorithm", "anchor_share", "budget", "clip", "delta", "engine", "epsilon", "inner", "kappa", "local_steps", "model", "momentum",
+             "participation", "phase", "prox", "restarts", "rounds", "sampling", "schema", "silo", "slope", "step", "test")  # fmt: skip
+    for name in table:
+        if name not in known:
+            raise BadInput(f"{folder / FILE}: the setting {name!r} is unknown; the settings are {', '.join(known)}")
+    for name in PATHS:
+        if name in table and not (isinstance(table[name], str) or (name == "silo" and isinstance(table[name], list))):
+            raise BadInput(
+                f"{folder / FILE}: {name} is {table[name]!r}; it must be a text{', or a list of them' if name == 'silo' else ''}"
+            )
+    inside = folder.resolve()
+    found = table | {name: str(inside / table[name]) for name in ("schema", "test") if name in table}
+    if "silo" in table:
+        found["silo"] = [str(inside / str(path)) for path in ([table["silo"]] if isinstance(table["silo"], str) else table["silo"])]
+    if ".py:" in table.get("model", ""):
+        found["model"] = str(inside / table["model"])
+    return found
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="The project's folder; made if it is not there.", show_default=False)],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="A silo's file, whose header has the names given by --type, --columns and --label; only these are written."
+        ),
+    ] = None,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", help="COLUMN=number, category, boolean or ignore, from what is known; may be repeated.")
+    ] = None,
+    columns: Annotated[str, typer.Option(help="More columns of the file, such as age,sex, whose types are filled in later.")] = "",
+    label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    model: Annotated[str | None, typer.Option(help="linear, logistic, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
+    seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
+) -> None:
+    """Start a project: silodp.toml, schema.toml, model.py and a README with the next commands. Writes over nothing.
+
+    Examples: `silodp init trial --demo` · `silodp init study --from clinic.csv --type age=number --type id=ignore --label outcome`
+    """
+    if demo and (source or types or label):
+        raise BadInput("--demo comes with a schema of its own; leave out --from, --type and --label")
+    if seed < 0:
+        raise BadInput(f"seed is {seed}; it must be 0 or more")
+    word = {None: "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
+    if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|mlp:[1-9]\d*", word):
+        raise BadInput(f"model {model!r} is unknown; use linear, logistic, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py")
+    files = {"schema.toml": "", "README.md": _readme(word, demo)}
+    if demo:
+        from silodp.silo.data import demo as made_up
+
+        files["schema.toml"] = made_up.SCHEMA
+        files |= {f"data/{name}.csv": made_up.csv_text(name, seed) for name in (*made_up.HOSPITALS, "test")}
+    else:
+        said = dict(map(_typed, types or ()))
+        known = [*said, *(name.strip() for name in columns.split(",") if name.strip()), *([label] if label else [])]
+        files["schema.toml"] = draft(_names(source, known), said, label)
+    silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")
+    test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
+    files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
+    if word == "model.py:build":
+        files["model.py"] = MODEL
+    _write(folder, files)
+    out.print(f"Wrote {', '.join(sorted(files))} in {folder}.")
+    if demo:
+        out.print(f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}")
+        return
+    out.print(
+        "schema.toml is a draft: fill in types, ranges, categories and the task from public knowledge. Nothing of them was, or may be, read "
+        "off the data."
+    )
+    out.print(f"Then list the silos' files in {folder / FILE}, and: silodp train --project {folder}")
+
+
+def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
+    """A schema.toml with these columns, to be filled in; it holds names and what the user said, and no value of any record."""
+    ignored = [name for name in names if types.get(name) == "ignore"]
+    said = "# The names below were given by hand, and are in one file's header; nothing of that file was copied.\n"
+    lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)))]
+    for name in [name for name in names if name not in ignored and name != label] or ["NAME"]:
+        kind = types.get(name, "")
+        first = f'type = "{kind}"' if kind else f'type = "{FILL_IN}"                   # number, category or boolean; then, for'
+        lines.append(f"[columns.{json.dumps(name, ensure_ascii=False)}]\n{first}\n{COLUMN[kind]}")
+    return "\n".join(lines) + LABEL.format(column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN)
+
+
+def _names(source: Path | None, known: list[str]) -> list[str]:
+    """The names that the user gave, in the header's order. No other goes into the draft, which is public, or into a sentence: what stands
+    first in a file without a header is a record."""
+    if source is None:
+        if known:
+            raise BadInput(f"--type, --columns and --label name columns of a file, here {known[0]!r}; give --from FILE, which has them")
+        return []
+    from silodp.silo.data.files import header
+
+    names = header(source)
+    if any(re.fullmatch(r"[-+.\d][-+.,\d]*(e[-+]?\d+)?", name, re.IGNORECASE) or not name for name in names):
+        raise BadInput(f"{source} seems to have no header, for a column has a number or nothing for a name; give each column a name")
+    if not known:
+        raise BadInput(
+            f"name the columns of {source} by --type or --columns, and --label: its first line may be a record, and is not copied"
+        )
+    for name in known:
+        if name not in names:
+            raise BadInput(f"{source} has no column {name!r} in its first line; is that line a header of names, separated by commas?")
+    if left := len(set(names) - set(known)):
+        out.print(
+            f"Columns of {source} that were not named, and are not in the draft: {left}. Add them by --type or --columns, or by hand."
+        )
+    return [name for name in names if name in known]
+
+
+def _typed(word: str) -> tuple[str, str]:
+    name, _, kind = word.rpartition("=")
+    if not name or kind not in (*TYPES, "ignore"):
+        raise BadInput(f"--type is {word!r}; it must be COLUMN={', COLUMN='.join((*TYPES, 'ignore'))}")
+    return name, kind
+
+
+def _readme(word: str, demo: bool) -> str:
+    own = "`model.py` has the model, in plain PyTorch." if word == "model.py:build" else f"The model is `{word}`, by name."
+    todo = "" if demo else " **Fill it in first, from public knowledge.**"
+    return README.format(model=own, word=word, todo=todo, data=MADE_UP if demo else "")
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    with ExitStack() as undo:
+        try:
+            for name, text in files.items():
+                path = folder / name
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
+                    undo.callback(path.unlink)
+                    file.write(text)
+        except OSError as error:
+            raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
+        undo.pop_all()

@@ -1,0 +1,257 @@
+"""`silodp evaluate` and `silodp profile`, and the same over a federation: figures of held-out records and of features, each with its price."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.cli.federation import Folder, Json, _card, _carrier, _load, _problem, _read_key, federation
+from silodp.cli.federation_folder import last_run
+from silodp.cli.interrupted import interruptible
+from silodp.cli.project import Project
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Schema
+
+if TYPE_CHECKING:
+    from silodp.core.privacy.accounting import Budget
+    from silodp.core.protocol.card import Card
+    from silodp.server.federation import Federation
+
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
+Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
+Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
+REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
+SAID = (
+    "noise: standard error by the mechanism, which is known; 95 %: the interval for these held-out records, by noise alone; "
+    "sampling: standard error since there are only so many of them, estimated from released figures."
+)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The run folder of `silodp train --held-out ...`.")],
+    epsilon: Price = "1",
+    bins: Bins = 10,
+    cap: Cap = 4.0,
+    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How good a run's model is on held-out records, by one priced release of each silo: loss, accuracy, AUC, or errors of a number,
+    and of survival times the loss.
+
+    Every evaluation costs; what training and evaluations cost together is in the run's spent.json.
+
+    Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a --epsilon 1`
+    """
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+    from silodp.lab.scoring import evaluate_run
+
+    with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
+        answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    _show_scores(answer["scores"])
+    for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
+        evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
+        out.print(
+            f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; {evaluations}training spent "
+            f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta {rounded_up(both['delta'])}."
+        )
+
+
+def profile(
+    data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
+    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo; cells may be missing.")] = None,
+    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    epsilon: Annotated[list[str] | None, typer.Option(help="What each silo pays: a number, or NAME=NUMBER for one silo.")] = None,
+    delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Private means, deviations, ranges, missing rates and class counts over all silos, with error bars and the price.
+
+    Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
+    """
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+    from silodp.lab.scoring import profile_data
+    from silodp.lab.training import Request
+
+    request = Request(
+        data=data, silos=tuple(silo or ()), label=label, classes=classes, algorithm="", model="linear", prox="zero",
+        epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), step=1.0, clip=1.0, schedule={}, sampling=None, participation="all",
+        rule=None, anchor_share=None, scale="none", output_rule="last", user_level=False, seed=seed, data_dir=data_dir, folder=Path(),
+    )  # fmt: skip
+    with interruptible("nothing was shown, so nothing was spent"):
+        answer = profile_data(request)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    _show_profile(answer)
+    for paid in answer["silos"]:
+        out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+
+
+# --- over a federation ------------------------------------------------------------------------------------------------------------------
+
+
+@federation.command("evaluate")
+def federation_evaluate(
+    folder: Folder = Path("federation"),
+    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
+    run: Annotated[Path | None, typer.Option(help="The run's folder; the last one by default.")] = None,
+    bins: Bins = 10,
+    cap: Cap = 4.0,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """Score a run's model on the records that the silos hold out: the gates must have been made with --held-out.
+
+    The same evaluation asked again is the same question, which a gate answers from its store: it costs nothing and tells nothing new.
+
+    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`, `silodp federation evaluate --epsilon 1`
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+
+    place = run or last_run(folder.resolve() / "runs")
+    cards, budgets = _cards(folder, epsilon)
+    if without := [card.name for card in cards if not card.held_out]:
+        raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
+    problem = _problem(cards[0], model)
+    try:
+        stored = load_file(place / "model.safetensors")
+        w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
+    except (OSError, KeyError):
+        raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
+    asked = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
+    fed = _remote(folder, cards, asked, deadline)
+    label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
+    with interruptible(REPEATED):
+        found = score(
+            fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
+            classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
+        )  # fmt: skip
+    answer = {"scores": as_rows(found), "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": str(place)}
+    if as_json:
+        print(json.dumps(answer))
+        return
+    _show_scores(answer["scores"])
+    _show_charged(answer["silos"])
+
+
+@federation.command("profile")
+def federation_profile(
+    folder: Folder = Path("federation"),
+    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Private means, deviations, ranges, missing rates and class counts of what the silos train on; their policies must allow it.
+
+    Example: `silodp federation up --data wbcd --allow-profile` and then `silodp federation profile --epsilon 1`
+    """
+    from silodp.server.estimates.profile import profile as profile_of
+    from silodp.server.estimates.profile import releases
+    from silodp.server.estimates.scoring import gaussian_for
+
+    cards, budgets = _cards(folder, epsilon)
+    fed = _remote(folder, cards, f"profile {epsilon!r}", deadline)
+    mechanism = gaussian_for("profile", budgets, releases(cards[0].classes))
+    counts = [card.records - card.held_out for card in cards]
+    with interruptible(REPEATED):
+        found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
+    answer = found | {"silos": _charged(cards, budgets)}
+    if as_json:
+        print(json.dumps(answer))
+        return
+    _show_profile(answer)
+    _show_charged(answer["silos"])
+
+
+def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
+    from silodp.core.privacy.accounting import Budget
+
+    cards = [_card(Path(policy).parent / "silo.json") for policy in _load(folder)["silos"].values()]
+    if not 0 < epsilon < min(card.epsilon for card in cards):
+        raise BadInput(f"epsilon is {epsilon:g}; it must be above 0, and below what the silos have in all")
+    return cards, [Budget(epsilon, card.delta) for card in cards]
+
+
+def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) -> Federation:
+    """A federation whose questions' ids follow from what is asked, so that asking again is repeating and not paying again."""
+    from silodp.server.federation import Everyone, Federation
+    from silodp.server.remote import Patience, Remote
+
+    folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
+    waits = Patience(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
+    remote = Remote(cards, _carrier(folder, _load(folder)), run=run, key=_read_key(folder / "asker.key"), patience=waits)
+    return Federation(remote, Everyone(len(cards)))
+
+
+def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
+    return [{"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta} for card, budget in zip(cards, budgets, strict=True)]
+
+
+def _show_charged(silos: Sequence[dict]) -> None:
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    for silo in silos:
+        out.print(
+            f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
+        )
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _show_scores(rows: Sequence[dict]) -> None:
+    from silodp.core.figures import WHY, cells
+
+    table = Table(title="Held-out records, by private releases")
+    for column in ("silo", "records", "figure", "value", "95 %", "noise", "sampling"):
+        table.add_column(column, justify="left" if column in ("silo", "figure") else "right")
+    for row in rows:
+        for k, (name, figure) in enumerate(row["figures"].items()):
+            first = (row["name"], str(row["held_out"])) if k == 0 else ("", "")
+            table.add_row(*first, name, *cells(figure))
+    out.print(table)
+    out.print(SAID)
+    if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
+        out.print(WHY)
+
+
+def _show_profile(answer: dict) -> None:
+    table = Table(title="Features, by private releases (± standard error by noise)")
+    for column in ("feature", "range", "mean", "deviation", "missing"):
+        table.add_column(column, justify="left" if column == "feature" else "right")
+    for row in answer["features"]:
+        pairs = (f"{row[name]:.4g} ± {row[f'{name}_error']:.2g}" for name in ("mean", "deviation"))
+        missing = f"{100 * row['missing']:.1f} ± {100 * row['missing_error']:.1f} %"
+        table.add_row(row["feature"], f"{row['low']:g} to {row['high']:g}", *pairs, missing)
+    out.print(table)
+    if answer["classes"]:
+        table = Table(title="Classes")
+        for column in ("class", "records", "weight"):
+            table.add_column(column, justify="left" if column == "class" else "right")
+        for row in answer["classes"]:
+            table.add_row(row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}")
+        out.print(table)
+    out.print("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")

@@ -1,0 +1,174 @@
+"""`silodp silo`: for the operator of a silo. `init` makes what a gate daemon needs, `serve` is the daemon, `status` says how it is.
+
+What is printed here, and what `silo.json` hands to the server's operator, holds no value of a record; n is public.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from silodp.core.errors import BadInput
+from silodp.host import listening
+from silodp.silo.service.provision import provision
+
+if TYPE_CHECKING:
+    pass
+
+silo = typer.Typer(help="One silo's gate: make it, run it, look at it.", no_args_is_help=True)
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+PolicyFile = Annotated[Path, typer.Argument(help="The silo's policy.toml.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
+
+
+@silo.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder for policy, key and ledger; made if it is not there.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file, or folder of images.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
+    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The public schema of all silos' files, instead of --label and --classes.")] = None,
+    name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
+    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
+    rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
+    shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
+    contributions: Annotated[int, typer.Option(help="With a shuffler: records of all members together.")] = 0,
+    colluding: Annotated[int, typer.Option(help="With a shuffler: records of members whose noise may be missing.")] = 0,
+    asker: Annotated[list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")] = None,
+    anchor: Annotated[
+        Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
+    ] = None,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            help="Share of the records that training never sees, by position: do not sort rows by a value. A file that grows moves a few."
+        ),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
+
+    Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
+    """
+    listening.leave_no_core()
+    if schema and (classes is not None or label != "label"):
+        raise BadInput("--schema has the label and its classes already; leave out --label and --classes")
+    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    made = provision(
+        folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
+        prox=prox, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
+        contributions=contributions, colluding=colluding,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(asdict(made)))
+        return
+    out.print(f"{made.name}: {made.records} records, {len(made.features)} features, a model of {made.parameters} parameters.")
+    for sentence in made.findings:
+        out.print(f"- {sentence}")
+    out.print(
+        f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it."
+    )
+    out.print(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
+    if made.pseudonym:
+        out.print(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
+        if not colluding:
+            out.print(
+                "colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest."
+            )
+    out.print(f"Then start the gate: silodp silo serve {made.policy}")
+
+
+@silo.command()
+def serve(policy: PolicyFile) -> None:
+    """Answer queries on the policy's socket until SIGTERM.
+
+    Example: `silodp silo serve clinic/policy.toml`
+    """
+    from silodp.silo.service import daemon
+
+    with listening.guarded() as stop:
+        daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
+
+
+@silo.command()
+def pause(policy: PolicyFile) -> None:
+    """Refuse every query from now on, also after a restart, until `silodp silo resume`.
+
+    Example: `silodp silo pause clinic/policy.toml`
+    """
+    from silodp.silo.service.pause import set_paused
+    from silodp.silo.service.policy import Policy
+
+    Policy.load(policy)
+    set_paused(policy, True)
+    out.print("The gate is paused; an answer that is being computed is finished.")
+
+
+@silo.command()
+def resume(policy: PolicyFile) -> None:
+    """Answer again after a pause.
+
+    Example: `silodp silo resume clinic/policy.toml`
+    """
+    from silodp.silo.service.pause import set_paused
+    from silodp.silo.service.policy import Policy
+
+    Policy.load(policy)
+    set_paused(policy, False)
+    out.print("The gate answers again.")
+
+
+@silo.command()
+def status(policy: PolicyFile, as_json: Json = False) -> None:
+    """Whether the gate runs, what is left of the budget, what was answered and refused.
+
+    Example: `silodp silo status clinic/policy.toml`
+    """
+    from silodp.core.figures import left_of, shown
+    from silodp.silo.ledger.durable import DurableLedger
+    from silodp.silo.service.pause import paused
+    from silodp.silo.service.policy import Place, Policy
+
+    rules, place = Policy.load(policy), Place.load(policy)
+    runs, opened, words = listening.running(place.ledger), DurableLedger.open(Path(place.ledger)), listening.tally(place.log)
+    count, head = opened.head()
+    acts = [entry.act for entry in opened.entries()]
+    passed = ("answered", "repeated", "held", "released", "started", "stopped", "late")
+    found = {
+        "silo": rules.silo, "running": runs, "paused": paused(policy), "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
+        "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),
+        "charged": acts.count("charge"), "answered": acts.count("answer"), "repeated": words.get("repeated", 0),
+        "answer_after": rules.answer_after, "late": words.get("late", 0),
+        "refused": {code: times for code, times in sorted(words.items()) if code not in passed},
+        "count": count, "head": head, "expires": rules.expires.isoformat(),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(found))
+        return
+    out.print(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
+    if found["paused"]:
+        out.print("It is paused, and refuses every query; `silodp silo resume` ends that.")
+    out.print(
+        f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is spent{' against the server' if opened.settings.rule.name == 'totals' else ''}; "
+        f"{left_of(found['used'])} of the budget is left."
+    )
+    refused = [f"{code} {times}" for code, times in found["refused"].items()]
+    said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
+    out.print(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
+    if rules.answer_after:
+        out.print(
+            f"Replies are sent after {rules.answer_after:g} seconds; {found['late']} took longer, and their times could tell something"
+            f"{': set answer_after higher' if found['late'] else ''}."
+        )
+    else:
+        out.print("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
+    out.print(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")

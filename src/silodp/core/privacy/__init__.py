@@ -1,0 +1,1 @@
+"""Accounting: what releases cost, rules that add it up, conversions."""

@@ -1,0 +1,1 @@
+"""What is learnt: model, loss, penalty, schema and task."""

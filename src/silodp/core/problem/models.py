@@ -1,0 +1,52 @@
+"""Ready models by name, for people who do not bring their own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.losses import Loss
+from silodp.core.problem.task import Task
+
+
+def model_by_name(text: str, features: int, task: int | Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
+    """ "linear" (for numbers), "logistic", "mlp:H" with H hidden units, or "cnn" for images of `shape`, with the loss that the task asks for.
+
+    A number of classes stands for the plain task: 0 is regression.
+    """
+    task = Task.plain(task) if isinstance(task, int) else task
+    name, _, argument = text.partition(":")
+    if name not in ("linear", "logistic", "mlp", "cnn"):
+        raise BadInput(f"model {text!r} is unknown; use linear, logistic, mlp:HIDDEN, such as mlp:16, or cnn for images")
+    if (name == "linear") != (task.kind == "regression") and name in ("linear", "logistic"):
+        raise BadInput(
+            f"model {name} does not fit the label; use linear or mlp for numbers, and logistic or mlp for classes and survival times"
+        )
+    outputs, loss = task.head(one_logit=name == "logistic")
+    if name == "cnn":
+        return cnn(shape, outputs), loss
+    if name != "mlp":
+        return nn.Sequential(nn.Linear(features, outputs)), loss
+    if not argument.isdigit() or int(argument) < 1:
+        raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
+    return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), nn.Linear(int(argument), outputs)), loss
+
+
+def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two convolutions with ReLU and max-pooling, and a linear layer, for flattened images of `shape` (channels, height, width)."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise BadInput("model cnn needs images of 4 x 4 pixels or more; give a schema with a table [images], or use mlp:HIDDEN")
+    channels, height, width = shape
+    return nn.Sequential(
+        *(nn.Unflatten(1, shape), nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(16 * (height // 4) * (width // 4), outputs),
+    )
+
+
+def lenet(channels: int, classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32): 62,006 parameters for 3 channels and 10 classes."""
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+    )

@@ -1,0 +1,147 @@
+"""The problem to solve, f(w, x) = f0(w, x) + f1(w): a torch model and a per-record loss make f0, a prox makes f1.
+
+Everything outside sees one flat vector w; only this file and `clipping` know that it is made of a model's parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.losses import WITH_PARAMETERS, Loss, slope_of
+from silodp.core.problem.prox import Prox, Zero
+
+
+class Problem:
+    """f0 from `model` and `loss`, f1 from `prox`, on flat vectors w of length `dim`.
+
+    The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
+    The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
+    `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "") -> None:
+        _refuse_unusable(model)
+        self.model = copy.deepcopy(model)
+        self.loss = loss
+        self.slope = slope_of(loss)
+        self.known_loss = self.slope is not None
+        self.schema = schema
+        self.prox: Prox = Zero() if prox is None else prox
+        self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
+        self.sizes = [prod(shape) for shape in self.shapes.values()]
+        self.dim = sum(self.sizes)
+
+    def initial(self, seeds: Sequence[int]) -> Tensor:
+        """(J, d): for each seed one random start, drawn by the layers' own reset_parameters; the global generator is left as it was.
+
+        A parameter of a module without reset_parameters starts at its value in the model.
+        """
+        parameter = next(self.model.parameters())
+        fresh = copy.deepcopy(self.model).cpu()
+        points = []
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for seed in seeds:
+                fresh.load_state_dict(self.model.state_dict())
+                torch.default_generator.manual_seed(seed)
+                for module in fresh.modules():
+                    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+                    if callable(reset):
+                        reset()
+                points.append(torch.cat([p.detach().flatten() for p in fresh.parameters() if p.requires_grad]))
+        return torch.stack(points).to(parameter.device)
+
+    def split(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameters in w (*lead, d) by name, as views (*lead, *shape)."""
+        if w.shape[-1] != self.dim:
+            raise BadInput(f"w has {w.shape[-1]} coordinates; use {self.dim}, one for each trainable parameter of the model")
+        parts = w.split(self.sizes, dim=-1)
+        return {name: part.reshape(*w.shape[:-1], *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def constants(self, like: Tensor) -> dict[str, Tensor]:
+        """Buffers and frozen parameters by name, on the device of `like` and, when they are floating, in its dtype."""
+        fixed = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
+        return {name: c.to(like.device, like.dtype if c.is_floating_point() else c.dtype) for name, c in fixed.items()}
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs (J, n, k) at each of the points w (J, d) for the records x (n, ...)."""
+        constants = self.constants(w)
+
+        def one(point: Tensor) -> Tensor:
+            return functional_call(self.model, self.split(point) | constants, (x,))
+
+        return one(w[0])[None] if w.shape[0] == 1 else vmap(one)(w)
+
+    def losses(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y (n, ...)."""
+        return vmap(self.record_losses, in_dims=(0, None))(self.outputs(w, x), y)
+
+    def record_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss sees one record at a time."""
+        return self.loss(output, target) if self.known_loss else vmap(self.record_loss)(output, target)
+
+    def record_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of one record alone, from its output and target without a record axis."""
+        return self.loss(output[None], target[None]).sum()
+
+    def definition(self) -> str:
+        """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch version. Its hash names what a silo approved."""
+        constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
+        lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {self.prox!r}", f"model {self.model!r}"]
+        lines += [f"schema {self.schema}"] if self.schema else []
+        lines += [f"mode {name or '.'} {'train' if m.training else 'eval'}" for name, m in self.model.named_modules()]
+        lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
+        lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _refuse_unusable(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        layer = f"layer {name!r} ({type(module).__name__})"
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise BadInput(f"{layer} mixes records, so one record's gradient is not its own; use GroupNorm or LayerNorm")
+        if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
+            raise BadInput(f"{layer} carries running statistics from record to record; use track_running_stats=False, or GroupNorm")
+        dropping = isinstance(module, _DropoutNd) and module.p > 0
+        dropping |= isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
+        if (dropping or isinstance(module, nn.RReLU)) and module.training:
+            raise BadInput(f"{layer} is random, and a gradient difference must see the same function twice; use p=0, or model.eval()")
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if other := names.get(id(parameter)):
+            raise BadInput(f"parameters {other!r} and {name!r} are one tensor; use a layer of its own in each place")
+        names[id(parameter)] = name
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise BadInput("the model has no trainable parameters; use one with a parameter that requires_grad")
+    if any(not p.is_floating_point() for p in trainable):
+        raise BadInput("the model has complex parameters; use real ones, for instance real and imaginary parts as two tensors")
+
+
+def _name(loss: object) -> str:
+    """A name that stands for the same function in every process."""
+    if isinstance(loss, nn.Module):
+        return f"{type(loss).__module__}.{loss!r}"
+    if type(loss) in WITH_PARAMETERS:
+        return f"{type(loss).__module__}.{loss!r}"
+    if isinstance(loss, functools.partial):
+        return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"
+    name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '<unnamed>')}"
+    if "<" in name:
+        raise BadInput(f"the loss {name} has no name that another process could know; use a function defined at the top level of a module")
+    return name
+
+
+def _digest(constant: Tensor) -> str:
+    return hashlib.sha256(constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,384 @@
+"""Proximal operators of the non-smooth part f1 of the loss, on flat parameter vectors.
+
+Vectors are (..., d) with any leading run or silo axes; rows never mix, so a run that diverged to NaN leaves the others alone.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Real
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+
+
+class Prox(Protocol):
+    """A closed convex function f1 together with its proximal operator; `check_prox` in silodp.testing says what must hold."""
+
+    def value(self, w: Tensor, /) -> Tensor:
+        """f1(w), of shape w.shape[:-1]; +inf outside the constraint set, where a projected point counts as inside despite rounding."""
+        ...
+
+    def __call__(self, w: Tensor, step: float | Tensor, /) -> Tensor:
+        """argmin_y step * f1(y) + 1/2 ||y - w||^2, for step > 0: a number, or a tensor that broadcasts to (..., 1)."""
+        ...
+
+
+def gradient_mapping(w: Tensor, gradient: Tensor, prox: Prox, step: float | Tensor) -> Tensor:
+    """The paper's measure of stationarity, (w - prox(w - step * gradient)) / step: zero exactly where w is stationary for f0 + f1."""
+    step = _factor(step, w)
+    return (w - prox(w - step * gradient, step)) / step
+
+
+@dataclass(frozen=True)
+class Zero:
+    """f1 = 0: the smooth, unconstrained case."""
+
+    def value(self, w: Tensor) -> Tensor:
+        return w.new_zeros(w.shape[:-1])
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return w
+
+
+@dataclass(frozen=True)
+class L1:
+    """f1(w) = strength * ||w||_1, which makes coordinates exactly zero."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "strength")
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.strength * w.abs().sum(-1)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return _soft_threshold(w, self.strength * _factor(step, w))
+
+
+@dataclass(frozen=True)
+class SquaredL2:
+    """f1(w) = strength / 2 * ||w||^2, weight decay."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "strength")
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.strength / 2 * w.square().sum(-1)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return w / (1 + self.strength * _factor(step, w))
+
+
+@dataclass(frozen=True)
+class ElasticNet:
+    """f1(w) = l1 * ||w||_1 + l2 / 2 * ||w||^2."""
+
+    l1: float
+    l2: float
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "l1")
+        _check_weight(self, "l2")
+
+    def value(self, w: Tensor) -> Tensor:
+        return self.l1 * w.abs().sum(-1) + self.l2 / 2 * w.square().sum(-1)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        step = _factor(step, w)
+        return _soft_threshold(w, self.l1 * step) / (1 + self.l2 * step)
+
+
+@dataclass(frozen=True)
+class GroupL1:
+    """f1(w) = strength * sum over groups of ||w[start:stop]||_2, which zeroes whole groups; entries of no group are left alone."""
+
+    strength: float
+    groups: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "strength")
+        pairs = isinstance(self.groups, tuple) and all(isinstance(g, tuple) and len(g) == 2 and _is_slice(*g) for g in self.groups)
+        ordered = sorted(self.groups) if pairs else []
+        disjoint = all(stop <= start for (_, stop), (start, _) in pairwise(ordered))
+        _require(self, "groups", bool(ordered) and disjoint, "a tuple of disjoint (start, stop) pairs with 0 <= start < stop")
+
+    def value(self, w: Tensor) -> Tensor:
+        self._check_fits(w)
+        return self.strength * torch.stack([torch.linalg.vector_norm(w[..., a:b], dim=-1) for a, b in self.groups]).sum(0)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        self._check_fits(w)
+        threshold = self.strength * _factor(step, w)
+        y = w.clone()
+        for start, stop in self.groups:
+            norm = torch.linalg.vector_norm(w[..., start:stop], dim=-1, keepdim=True)
+            y[..., start:stop] *= torch.where(norm > threshold, 1 - threshold / norm, 0.0)
+        return y
+
+    def _check_fits(self, w: Tensor) -> None:
+        d = w.shape[-1]
+        _require(self, "groups", max(stop for _, stop in self.groups) <= d, f"within the {d} parameters")
+
+
+@dataclass(frozen=True)
+class L2Ball:
+    """The constraint ||w||_2 <= radius."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        _require(self, "radius", _is_number(self.radius) and 0 < self.radius < math.inf, "a finite number above 0")
+
+    def value(self, w: Tensor) -> Tensor:
+        return _indicator(w, torch.linalg.vector_norm(w, dim=-1) <= self.radius * (1 + _slack(w)))
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        return w * torch.where(norm > self.radius, self.radius / norm, 1.0)
+
+
+@dataclass(frozen=True)
+class Box:
+    """The constraint low <= w_i <= high; either bound may be infinite."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_interval(self, self.low, self.high)
+
+    def value(self, w: Tensor) -> Tensor:
+        slack = _slack(w)
+        above = w >= self.low - slack * abs(self.low)
+        below = w <= self.high + slack * abs(self.high)
+        return _indicator(w, (above & below).all(-1))
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return w.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class NonNegative:
+    """The constraint w_i >= 0."""
+
+    def value(self, w: Tensor) -> Tensor:
+        return _indicator(w, (w >= 0).all(-1))
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return w.clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """The constraint w_i >= 0, sum_i w_i = total."""
+
+    total: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self, "total", _is_number(self.total) and 0 < self.total < math.inf, "a finite number above 0")
+
+    def value(self, w: Tensor) -> Tensor:
+        slack = _slack(w) * self.total
+        return _indicator(w, (w >= -slack).all(-1) & ((w.sum(-1) - self.total).abs() <= slack))
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """max(w - theta, 0), with theta from the longest prefix of the sorted entries that stays positive (Held et al. 1974)."""
+        w = w - w.amax(-1, keepdim=True)  # the projection ignores a common shift, and small numbers add up more exactly
+        descending = w.sort(-1, descending=True).values
+        excess = descending.cumsum(-1) - self.total
+        count = torch.arange(1, w.shape[-1] + 1, device=w.device)
+        support = (descending * count > excess).sum(-1, keepdim=True).clamp(min=1)  # 0 only for NaN, which must not become an index
+        return (w - excess.gather(-1, support - 1) / support).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class NuclearNorm:
+    """f1(w) = strength * sum of the singular values of w read row by row as a matrix of the given shape, which lowers its rank."""
+
+    strength: float
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "strength")
+        pair = isinstance(self.shape, tuple) and len(self.shape) == 2
+        _require(self, "shape", pair and all(isinstance(n, int) and n > 0 for n in self.shape), "a pair (rows, cols) of positive integers")
+
+    def value(self, w: Tensor) -> Tensor:
+        matrix, finite = self._matrix(w)
+        return (self.strength * torch.linalg.svdvals(matrix).sum(-1)).masked_fill(~finite, math.nan)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        matrix, finite = self._matrix(w)
+        u, singular, vh = torch.linalg.svd(matrix, full_matrices=False)
+        shrunk = _soft_threshold(singular, self.strength * _factor(step, w))
+        y = ((u * shrunk[..., None, :]) @ vh).reshape(w.shape)
+        return y.masked_fill(~finite[..., None], math.nan)
+
+    def _matrix(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """w as matrices, and which rows are finite: the others become zero, since one NaN makes the whole batched SVD raise."""
+        rows, cols = self.shape
+        _require(self, "shape", rows * cols == w.shape[-1], f"(rows, cols) with rows * cols = {w.shape[-1]}, the number of parameters")
+        finite = w.isfinite().all(-1)
+        return w.masked_fill(~finite[..., None], 0.0).reshape(*w.shape[:-1], rows, cols), finite
+
+
+@dataclass(frozen=True)
+class L1Box:
+    """f1(w) = strength * ||w||_1 subject to low <= w_i <= high, whether or not 0 lies in between.
+
+    Soft-threshold then clip is exact: the objective separates into convex functions of one variable, and such a function falls up to its
+    minimiser and rises after it, so on an interval it is least at the minimiser clipped to that interval.
+    """
+
+    strength: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_weight(self, "strength")
+        _check_interval(self, self.low, self.high)
+
+    def value(self, w: Tensor) -> Tensor:
+        return L1(self.strength).value(w) + Box(self.low, self.high).value(w)
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        return _soft_threshold(w, self.strength * _factor(step, w)).clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Part:
+    """f1(w) = prox.value(w[start:stop]): the other entries, biases for instance, are left alone."""
+
+    prox: Prox
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        _require(self, "start", isinstance(self.start, int) and self.start >= 0, "an integer, at least 0")
+        _require(self, "stop", _is_slice(self.start, self.stop), f"an integer above start, {self.start}")
+
+    def value(self, w: Tensor) -> Tensor:
+        self._check_fits(w)
+        return self.prox.value(w[..., self.start : self.stop])
+
+    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        self._check_fits(w)
+        inner = self.prox(w[..., self.start : self.stop], step)
+        return torch.cat([w[..., : self.start], inner, w[..., self.stop :]], dim=-1)
+
+    def _check_fits(self, w: Tensor) -> None:
+        _require(self, "stop", self.stop <= w.shape[-1], f"at most {w.shape[-1]}, the number of parameters")
+
+
+SPECS = (
+    "zero",
+    "l1:STRENGTH",
+    "squared-l2:STRENGTH",
+    "elastic-net:L1:L2",
+    "group-l1:STRENGTH:START-STOP:START-STOP...",
+    "l2-ball:RADIUS",
+    "box:LOW:HIGH",
+    "non-negative",
+    "simplex",
+    "simplex:TOTAL",
+    "nuclear-norm:STRENGTH:ROWS:COLS",
+    "l1-box:STRENGTH:LOW:HIGH",
+    "part:START:STOP:SPEC",
+)
+
+
+def by_name(text: str) -> Prox:
+    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are those of SPECS."""
+    try:
+        prox = _parse(text.split(":"))
+    except BadInput:
+        raise
+    except ValueError:
+        prox = None
+    if prox is None:
+        raise BadInput(f"the prox is {text!r}, but must be one of {', '.join(SPECS)}")
+    return prox
+
+
+def _parse(words: list[str]) -> Prox | None:
+    match words:
+        case ["zero"]:
+            return Zero()
+        case ["l1", strength]:
+            return L1(float(strength))
+        case ["squared-l2", strength]:
+            return SquaredL2(float(strength))
+        case ["elastic-net", l1, l2]:
+            return ElasticNet(float(l1), float(l2))
+        case ["group-l1", strength, *groups]:
+            pairs = (group.split("-") for group in groups)
+            return GroupL1(float(strength), tuple((int(start), int(stop)) for start, stop in pairs))
+        case ["l2-ball", radius]:
+            return L2Ball(float(radius))
+        case ["box", low, high]:
+            return Box(float(low), float(high))
+        case ["non-negative"]:
+            return NonNegative()
+        case ["simplex"]:
+            return Simplex()
+        case ["simplex", total]:
+            return Simplex(float(total))
+        case ["nuclear-norm", strength, rows, cols]:
+            return NuclearNorm(float(strength), (int(rows), int(cols)))
+        case ["l1-box", strength, low, high]:
+            return L1Box(float(strength), float(low), float(high))
+        case ["part", start, stop, *inner]:
+            return Part(by_name(":".join(inner)), int(start), int(stop))
+    return None
+
+
+def _soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
+    return w.sign() * (w.abs() - threshold).clamp(min=0)
+
+
+def _factor(step: float | Tensor, w: Tensor) -> float | Tensor:
+    """The step in w's dtype; one of shape (d,) is refused, since it would scale coordinates instead of rows."""
+    if not isinstance(step, Tensor):
+        return step
+    if step.ndim and step.shape[-1] != 1:
+        raise BadInput(f"the step has shape {tuple(step.shape)}, but must be a number or a tensor whose last axis has length 1")
+    return step.to(w)
+
+
+def _slack(w: Tensor) -> float:
+    """Relative distance from a constraint set that rounding may cause."""
+    return math.sqrt(torch.finfo(w.dtype).eps)
+
+
+def _indicator(w: Tensor, inside: Tensor) -> Tensor:
+    return w.new_zeros(inside.shape).masked_fill(~inside, math.inf)
+
+
+def _require(prox: Prox, field: str, ok: bool, accepted: str) -> None:
+    if not ok:
+        raise BadInput(f"the {field} of {type(prox).__name__} is {getattr(prox, field)!r}, but must be {accepted}")
+
+
+def _check_weight(prox: Prox, field: str) -> None:
+    weight = getattr(prox, field)
+    _require(prox, field, _is_number(weight) and 0 <= weight < math.inf, "a finite number, at least 0")
+
+
+def _check_interval(prox: Prox, low: float, high: float) -> None:
+    _require(prox, "low", _is_number(low) and low < math.inf, "a number below infinity")
+    _require(prox, "high", _is_number(high) and high >= low and high > -math.inf, f"a number, at least low, {low}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_slice(start: object, stop: object) -> bool:
+    return isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop

@@ -1,0 +1,321 @@
+"""The public schema: which columns a record has, what they may hold, and what is predicted. One TOML file, shared by server and silos.
+
+Nothing in it may be read off the data: ranges, categories and classes come from what everybody knows. The features of a record, their
+number and their order are a function of the schema alone; `text` is its one spelling, and its hash is part of what a silo approves.
+
+    ignore = ["patient_id"]                       # columns that a silo's file may have besides; each silo's own business, not in the hash
+
+    [columns.age]
+    type = "number"
+    range = [0, 110]                              # values are clipped to it and scaled to [-1, 1]
+    missing = 50                                  # a public value to fill in; without it a missing value is refused
+    indicator = true                              # a feature of its own that says where a value was filled in
+
+    [columns.sex]
+    type = "category"
+    categories = ["female", "male", "other"]      # one feature for each; with "other" in the list an unknown value is that, else refused
+    missing = "own"                               # a missing value is a category of its own
+
+    [columns.smoker]
+    type = "boolean"
+    missing = false
+
+    [label]
+    column = "readmitted"
+    task = "binary"                               # or multiclass; regression with range; survival with time, event and edges
+    classes = ["no", "yes"]
+    weights = [0.25, 1]                           # optional, public; with the largest at 1, since what the clip cuts off is not weighed
+
+Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize, and a folder for each class. Their order is
+that of the files' names, all different; rows of a file keep theirs, and must not be sorted by a value: a record's position decides its batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.task import KINDS, Task
+
+TYPES = ("number", "category", "boolean")
+OTHER, OWN = "other", "own"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a silo's file and the features that it becomes. `missing` is None where a missing value is refused."""
+
+    name: str
+    type: str
+    range: tuple[float, float] = (-1.0, 1.0)
+    categories: tuple[str, ...] = ()
+    missing: float | bool | str | None = None
+    indicator: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        names = [f"{self.name}={c}" for c in self.categories] if self.type == "category" else [self.name]
+        return (*names, *([f"{self.name} missing"] if self.indicator or self.missing == OWN else []))
+
+    def table(self) -> dict[str, Any]:
+        """The column as the schema's file has it, with every field that its type has."""
+        own = {"number": {"range": list(self.range)}, "category": {"categories": list(self.categories)}, "boolean": {}}[self.type]
+        rule = {} if self.missing is None else {"missing": self.missing}
+        return {"type": self.type} | own | rule | ({} if self.type == "category" else {"indicator": self.indicator})
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures of one public size; others are resized to it, or refused."""
+
+    height: int
+    width: int
+    channels: int
+    resize: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(f"c{c}y{y}x{x}" for c in range(self.channels) for y in range(self.height) for x in range(self.width))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted, and in which column it stands; survival has two, time and event, and images none."""
+
+    task: str
+    columns: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    range: tuple[float, float] = (-1.0, 1.0)
+    huber: float = 0.0
+    edges: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " and ".join(self.columns) or "the sub-folder's name"
+
+    def table(self) -> dict[str, Any]:
+        if self.task == "survival":
+            return {"task": self.task, "time": self.columns[0], "event": self.columns[1], "edges": list(self.edges)}
+        where = {"column": self.columns[0]} if self.columns else {}
+        if self.task == "regression":
+            return {"task": self.task} | where | {"range": list(self.range)} | ({"huber": self.huber} if self.huber else {})
+        return {"task": self.task} | where | {"classes": list(self.classes)} | ({"weights": list(self.weights)} if self.weights else {})
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Columns in their order, or images; the label; and the columns that a file may have besides."""
+
+    columns: tuple[Column, ...]
+    images: Images | None
+    label: Label
+    ignore: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """The schema in a TOML file; BadInput says in a sentence what is wrong with it."""
+        try:
+            table = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"the schema {path} cannot be read ({type(error).__name__}); `silodp init` drafts one") from None
+        except tomllib.TOMLDecodeError as error:
+            raise BadInput(f"the schema {path} is not TOML: {error}") from None
+        return cls.of(table, f"the schema {path}")
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Schema:
+        """The schema that `text` spelled."""
+        try:
+            table = json.loads(text)
+        except ValueError:
+            table = None
+        if not isinstance(table, dict):
+            raise BadInput(f"{source} holds no schema; take the silo.json that `silodp silo init` wrote")
+        return cls.of(table, source)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str = "the schema") -> Schema:
+        """The schema in a table as the file has it."""
+        _known(source, table, ("ignore", "columns", "images", "label"))
+        if ("columns" in table) == ("images" in table):
+            raise BadInput(f"{source} must have either [columns.NAME] tables or one table [images]")
+        images = _images(source, table["images"]) if "images" in table else None
+        columns = () if images else _columns(source, table["columns"])
+        schema = cls(
+            columns, images, _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
+        )
+        names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore]
+        if twice := _repeated(names) or _repeated(schema.features):
+            raise BadInput(
+                f"{source} names {twice!r} twice; a column is a feature, the label or ignored, and each feature has its own name"
+            )
+        return schema
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features, in order."""
+        return self.images.features if self.images else tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an image, (channels, height, width); () for columns."""
+        return self.images.shape if self.images else ()
+
+    @property
+    def task(self) -> Task:
+        label, (low, high) = self.label, self.label.range
+        return Task(label.task, len(label.classes), label.weights, huber=2 * label.huber / (high - low), bins=len(label.edges))
+
+    @cached_property
+    def text(self) -> str:
+        """The one spelling of everything that gives the features and the label their meaning; what is ignored has none."""
+        if self.images:
+            what: dict[str, Any] = {"images": vars(self.images)}
+        else:
+            what = {"columns": {column.name: column.table() for column in self.columns}}
+        return json.dumps(what | {"label": self.label.table()})
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of `text`: for Problem(schema=...)."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def _columns(source: str, tables: Any) -> tuple[Column, ...]:
+    if not isinstance(tables, dict) or not tables:
+        raise BadInput(f"{source} has no columns; give a table [columns.NAME] for each")
+    return tuple(_column(f"{source}, column {name!r}", name, table) for name, table in tables.items())
+
+
+def _column(source: str, name: str, table: Any) -> Column:
+    kind = table.get("type") if isinstance(table, dict) else None
+    if kind not in TYPES:
+        raise BadInput(f"{source}: type is {kind!r}; it must be one of {', '.join(TYPES)}")
+    missing, indicator = table.get("missing"), table.get("indicator", False)
+    missing = None if missing == "refuse" else missing
+    if not isinstance(indicator, bool) or (indicator and missing is None):
+        raise BadInput(f"{source}: indicator is {indicator!r}; it must be true or false, and true only with a value for missing")
+    if kind == "number":
+        _known(source, table, ("type", "range", "missing", "indicator"))
+        low, high = _range(source, table.get("range"))
+        if missing is not None and not (_is_number(missing) and low <= missing <= high):
+            raise BadInput(f'{source}: missing is {missing!r}; it must be a number within the range, or "refuse"')
+        return Column(name, kind, range=(low, high), missing=missing if missing is None else float(missing), indicator=indicator)
+    if kind == "boolean":
+        _known(source, table, ("type", "missing", "indicator"))
+        if missing is not None and not isinstance(missing, bool):
+            raise BadInput(f'{source}: missing is {missing!r}; it must be true, false or "refuse"')
+        return Column(name, kind, missing=missing, indicator=indicator)
+    _known(source, table, ("type", "categories", "missing"))
+    categories = _texts(source, "categories", table.get("categories"), least=1)
+    if missing not in (None, OWN):
+        raise BadInput(f'{source}: missing is {missing!r}; it must be "own" or "refuse"')
+    return Column(name, kind, categories=categories, missing=missing)
+
+
+def _images(source: str, table: Any) -> Images:
+    source = f"{source}, [images]"
+    if not isinstance(table, dict):
+        raise BadInput(f"{source} must be a table with height, width, channels and resize")
+    _known(source, table, ("height", "width", "channels", "resize"))
+    for name in ("height", "width"):
+        if type(value := table.get(name)) is not int or not 1 <= value <= 1024:
+            raise BadInput(f"{source}: {name} is {value!r}; it must be an integer from 1 to 1024")
+    if table.get("channels") not in (1, 3):
+        raise BadInput(f"{source}: channels is {table.get('channels')!r}; it must be 1 (grey) or 3 (colour)")
+    if not isinstance(table.get("resize"), bool):
+        raise BadInput(f"{source}: resize is {table.get('resize')!r}; it must be true, or false to refuse an image of another size")
+    return Images(table["height"], table["width"], table["channels"], table["resize"])
+
+
+def _label(source: str, table: Any, images: bool) -> Label:
+    if not isinstance(table, dict):
+        raise BadInput(f"{source} has no table [label]; it says what is predicted")
+    source = f"{source}, [label]"
+    task = table.get("task")
+    if task not in KINDS or (images and task not in ("binary", "multiclass")):
+        kinds = KINDS[:2] if images else KINDS
+        raise BadInput(f"{source}: task is {task!r}; it must be one of {', '.join(kinds)}")
+    fields = {"survival": ("time", "event", "edges"), "regression": ("column", "range", "huber")}.get(
+        task, ("column", "classes", "weights")
+    )
+    _known(source, table, ("task", *(field for field in fields if not (images and field == "column"))))
+    columns = () if images else tuple(_text(source, name, table.get(name)) for name in fields if name in ("time", "event", "column"))
+    if task == "survival":
+        edges = table.get("edges")
+        if (
+            not isinstance(edges, list)
+            or not edges
+            or not all(map(_is_number, edges))
+            or any(a >= b for a, b in zip([0, *edges], edges, strict=False))
+        ):
+            raise BadInput(
+                f"{source}: edges is {edges!r}; it must be the ends of the time bins, rising numbers above 0, such as [6, 12, 24]"
+            )
+        return Label(task, columns, edges=tuple(map(float, edges)))
+    if task == "regression":
+        huber = table.get("huber", 0)
+        if not _is_number(huber) or huber < 0:
+            raise BadInput(
+                f"{source}: huber is {huber!r}; it must be the error, in the label's units, from which the loss grows linearly only"
+            )
+        return Label(task, columns, range=_range(source, table.get("range")), huber=float(huber))
+    classes = _texts(source, "classes", table.get("classes"), least=2)
+    if task == "binary" and len(classes) != 2:
+        raise BadInput(f"{source}: task is 'binary' with {len(classes)} classes; it must have two, or be 'multiclass'")
+    weights = table.get("weights", [])
+    if not isinstance(weights, list) or (weights and len(weights) != len(classes)) or not all(_is_number(w) and w > 0 for w in weights):
+        raise BadInput(f"{source}: weights is {weights!r}; it must be a public number above 0 for each of the {len(classes)} classes")
+    return Label(task, columns, classes, tuple(map(float, weights)))
+
+
+def _known(source: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in table:
+        if name not in names:
+            raise BadInput(f"{source}: the field {name!r} is unknown; the fields are {', '.join(names)}")
+
+
+def _range(source: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)) or not value[0] < value[1]:
+        raise BadInput(f"{source}: range is {value!r}; it must be [low, high], two public numbers with low < high")
+    return float(value[0]), float(value[1])
+
+
+def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...]:
+    if (
+        not isinstance(value, list)
+        or len(value) < least
+        or not all(isinstance(v, str) and v.strip() == v != "" for v in value)
+        or _repeated(value)
+    ):
+        raise BadInput(
+            f"{source}: {name} is {value!r}; it must be a list of {f'{least} or more ' if least else ''}different texts, in quotes"
+        )
+    return tuple(value)
+
+
+def _text(source: str, name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadInput(f"{source}: {name} is {value!r}; it must be the name of a column")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def _repeated(items: Sequence[str]) -> str | None:
+    return next((item for item, count in Counter(items).items() if count > 1), None)

@@ -1,0 +1,45 @@
+"""What a model is to predict, all of it public: it decides the number of outputs and the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from silodp.core.problem.losses import Loss
+
+KINDS = ("binary", "multiclass", "regression", "survival")
+
+
+@dataclass(frozen=True)
+class Task:
+    """binary and multiclass have `classes`, and weights for them or none; regression has `huber`, or 0 for squares; survival has `bins`."""
+
+    kind: str
+    classes: int = 0
+    weights: tuple[float, ...] = ()
+    huber: float = 0.0
+    bins: int = 0
+
+    @classmethod
+    def plain(cls, classes: int) -> Task:
+        """The task of a label that is one of so many classes, or a number if there are none."""
+        return cls("regression") if classes == 0 else cls("binary" if classes == 2 else "multiclass", classes)
+
+    def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
+        """The outputs that a model needs and the loss on them; with one_logit two classes share one output."""
+        from silodp.core.problem.losses import (  # torch takes seconds to load
+            Hazard,
+            Huber,
+            Weighted,
+            cross_entropy,
+            logistic,
+            squared_error,
+        )
+
+        if self.kind == "survival":
+            return self.bins, Hazard(self.bins)
+        if self.kind == "regression":
+            return 1, Huber(self.huber) if self.huber else squared_error
+        outputs, loss = (1, logistic) if one_logit and self.classes == 2 else (self.classes, cross_entropy)
+        return outputs, Weighted(loss, self.weights) if self.weights else loss

@@ -1,0 +1,1 @@
+"""What crosses the boundary, as bytes: frames, queries, cards, sealed boxes, quotes."""

@@ -1,0 +1,174 @@
+"""Bytes of quotes and holds: the server sends a gate the run's events, the gate says whether they fit and holds that amount for the run.
+
+Frames as in `frames`, signed by the asker there and by the silo back. A body is one JSON text in its one spelling: sorted keys, no spaces,
+numbers that are not whole as hexadecimal text. A refusal that has nothing to do with holds comes back as any other (`codec.Refusal`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.protocol.codec import _SAMPLINGS, _coins, _hash, _integer, _json, _name, _pack, _real, _unpack, _unpack_mechanism
+from silodp.core.protocol.frames import OVERHEAD, VERSION, seal, unseal
+from silodp.core.query import Event, Shared, Shuffled
+
+HOLD, HELD = b"SDPH", b"SDPK"
+LIMIT = OVERHEAD + 2**18
+"""Bytes of the longest frame about a hold: a run of 1,500 batches of a partition fits."""
+MOST = 64
+"""Events in one request, the batches of a partition as one: a gate prices each, and a run has a handful."""
+
+
+@dataclass(frozen=True, eq=False)
+class HoldRequest:
+    """Everything that a run will ask of one silo: (kind, event) with the counts added up. Under one `hold` id a hold is taken once.
+
+    Each request of a run has a higher `number` than the one before: a gate takes none that was carried past a later one.
+    """
+
+    silo: str
+    run: str
+    hold: str
+    model: str
+    number: int
+    events: tuple[tuple[str, Event | Shared], ...]
+
+
+@dataclass(frozen=True)
+class ReleaseRequest:
+    """The run has ended, or will not begin: whatever is held for it under a lower number is free again."""
+
+    silo: str
+    run: str
+    hold: str
+    model: str
+    number: int
+
+
+@dataclass(frozen=True)
+class HoldReply:
+    """What became of a request about a hold: `code` is empty if the amount is held (for so many `seconds`), or the hold released.
+
+    `needed` is the share of the ledger's capacity that the run still needs, a function of the request and of the run's own charges; `left`,
+    the share that is neither spent nor held for other runs, is told only where the policy lets this asker see it.
+    """
+
+    silo: str
+    run: str
+    hold: str
+    digest: str
+    code: str = ""
+    seconds: int = 0
+    needed: float | None = None
+    left: float | None = None
+
+
+def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519PrivateKey) -> bytes:
+    """The signed frame; BadInput where the run has more events than a frame holds."""
+    frame = seal(HOLD, VERSION, _request_body(request), private_key)
+    if len(frame) > LIMIT:
+        raise BadInput(f"the run has {len(getattr(request, 'events', ()))} different events, more than a hold can name; use fewer batches")
+    return frame
+
+
+def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
+    """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
+    body, key = unseal(frame, HOLD, LIMIT)
+    if key is None:
+        raise Refused("signature")
+    return _parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
+
+
+def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
+    return seal(HELD, VERSION, _reply_body(reply), private_key)
+
+
+def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
+    """What the silo with this key has signed; on any other bytes Refused, as `decode_hold`."""
+    body, key = unseal(frame, HELD, LIMIT)
+    if key != silo_key:
+        raise Refused("signature")
+    return _parsed(body, _read_reply, _reply_body)
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------------------
+
+
+def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
+    fields: dict[str, Any] = {
+        "hold": _name(request.hold), "model": _hash(request.model), "number": _integer(request.number), "run": _name(request.run),
+        "silo": _name(request.silo),
+    }  # fmt: skip
+    if isinstance(request, HoldRequest):
+        rows = [_row(kind, event) for kind, event in request.events]
+        if not rows or _prices(rows) > MOST:
+            raise BadInput(
+                f"a hold is of {len(rows)} events; it must be of at least one, and of at most {MOST} prices (batches of a partition: one)"
+            )
+        fields["events"] = rows
+    return _json(fields).encode("ascii")
+
+
+def _prices(rows: list[dict[str, Any]]) -> int:
+    """How many rows a gate has to price one by one: of the batches of a partition with the same noise, one."""
+    batches = [row | {"kind": "", "count": 0, "sampling": row["sampling"] | {"index": 0}} for row in rows if "index" in row["sampling"]]
+    return len(rows) - len(batches) + len({_json(row) for row in batches})
+
+
+def _row(kind: str, event: Event | Shared) -> dict[str, Any]:
+    noise = (
+        _coins(event) | {"dimension": _integer(event.dimension)} if isinstance(event, Shared) else {"noise": _real(event.noise_multiplier)}
+    )
+    return noise | {"kind": _name(kind), "count": _integer(event.count), "sampling": _pack(event.sampling, _SAMPLINGS, {})}
+
+
+def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
+    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["model"]), _integer(fields["number"])
+    if "events" not in fields:
+        return ReleaseRequest(*names)
+    return HoldRequest(*names, tuple((_name(row["kind"]), _event(row)) for row in fields["events"]))
+
+
+def _event(row: dict[str, Any]) -> Event | Shared:
+    sampling, count = _unpack(row["sampling"], _SAMPLINGS, {}), _integer(row["count"])
+    if "noise" in row:
+        return Event(sampling, float.fromhex(row["noise"]), count)
+    coins = _unpack_mechanism(
+        {name: row[name] for name in ("levels", "noise_bits", "contributions", "p", "kind")} | {"clip": "0"}, sampling
+    )
+    assert isinstance(coins, Shuffled)
+    return coins.event(count, _integer(row["dimension"]))
+
+
+def _reply_body(reply: HoldReply) -> bytes:
+    fields: dict[str, Any] = {
+        "digest": _hash(reply.digest), "hold": _name(reply.hold), "run": _name(reply.run), "seconds": _integer(reply.seconds),
+        "silo": _name(reply.silo),
+    }  # fmt: skip
+    fields |= {"code": _name(reply.code)} if reply.code else {}
+    fields |= {name: _real(value) for name in ("needed", "left") if (value := getattr(reply, name)) is not None}
+    return _json(fields).encode("ascii")
+
+
+def _read_reply(fields: dict[str, Any]) -> HoldReply:
+    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["digest"])
+    told = (float.fromhex(fields[name]) if name in fields else None for name in ("needed", "left"))
+    return HoldReply(*names, fields.get("code", ""), _integer(fields["seconds"]), *told)
+
+
+def _parsed(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:
+    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
+    try:
+        value = read(json.loads(body))
+        if write(value) == body:
+            return value
+    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
+        pass
+    raise Refused("malformed")

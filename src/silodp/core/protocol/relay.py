@@ -1,0 +1,195 @@
+"""Bytes between the server and a shuffler: boxes there, a total back. Frames as in `frames`; no pickle, no I/O, no torch.
+
+A request's body is     round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d);
+that of a total         1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) | n x (SHA-256 of a box (32) | code (16));
+that of a refusal       0 (1) | SHA-256 of the request's whole frame, or zeros (32) | code (16).
+Integers are little-endian and codes are padded with zero bytes. Dropped boxes stand in the order of their hashes. A body that is not the one
+spelling of what it says is refused. A total names its round and no request, for it is the answer to every request about that round.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.protocol import frames
+from silodp.core.protocol.box import box_length
+
+REQUEST, OUTCOME = b"SDPB", b"SDPT"
+DROPPED: dict[str, str] = {
+    "malformed": "It is not a box that this shuffler can open, for this round.",
+    "signature": "Its content is not signed by the pseudonym that it names.",
+    "stranger": "Its pseudonym is not on the shuffler's roster.",
+    "records": "It claims more records than the shuffler's settings give any member.",
+    "differs": "It has another number of bits or of coordinates than the request.",
+    "duplicate": "Another box of the same pseudonym was taken.",
+    "too-few": "It demands a total of more records than there are.",
+}
+"""Why a box is left out of a total."""
+DECLINED: dict[str, str] = {
+    "size": "The frame is longer than the shuffler's settings allow.",
+    "malformed": "The frame is not a request in the one form that this protocol has.",
+    "version": "The frame speaks another version of the protocol.",
+    "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
+    "asker": "The key that signed the request is not one that the shuffler lists.",
+    "rate": "The shuffler has passed on as many totals in the last hour as its settings let it.",
+    "too-few": "Not even two boxes are left whose demands their own records meet; more boxes may be sent.",
+    "range": "A total of these records and bits would not fit into 62 bits.",
+    "store": "What has been passed on cannot be read or written; the shuffler's operator must look at it.",
+    "peer": "The process that knocked runs as a user that the settings do not list.",
+    "busy": "As many frames are waiting as the settings have connections; ask again.",
+    "stopping": "The shuffler is being stopped; ask again when it is back.",
+    "internal": "The shuffler could not answer, for a reason that has to do with no count.",
+}
+"""Why nothing is passed on."""
+_REQUEST, _PASSED, _DECLINED, _DROP = (
+    struct.Struct("<32sQQQ"),
+    struct.Struct("<B32sQQQQ"),
+    struct.Struct("<B32s16s"),
+    struct.Struct("<32s16s"),
+)
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The boxes of one round, whose question has d coordinates and `bits` = levels + noise bits for each record."""
+
+    round: str
+    dimension: int
+    bits: int
+    boxes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """The one total of a round: over `contributions` silos with `records` records; and why boxes were left out, by their SHA-256."""
+
+    round: str
+    contributions: int
+    records: int
+    totals: np.ndarray  # (d,), int64
+    dropped: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The shuffler's no: a code, and the SHA-256 of the request's whole frame; empty where the daemon had none to look at."""
+
+    code: str
+    digest: str = field(default="", compare=False)
+
+
+Outcome = Passed | Declined
+
+
+def request_length(dimension: int, boxes: int) -> int:
+    """Bytes of a request's frame."""
+    return frames.OVERHEAD + _REQUEST.size + boxes * box_length(dimension)
+
+
+def outcome_length(dimension: int, boxes: int) -> int:
+    """Bytes of the longest frame that answers so many boxes."""
+    return frames.OVERHEAD + _PASSED.size + 8 * dimension + boxes * _DROP.size
+
+
+def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
+    return frames.seal(REQUEST, frames.VERSION, _request_body(request), private_key)
+
+
+def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
+    """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" | "version" | "signature")."""
+    body, key = frames.unseal(frame, REQUEST, limit)
+    if key is None:
+        raise Refused("signature")
+    return _parsed(body, _read_request, _request_body), key
+
+
+def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
+    return frames.seal(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
+
+
+def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
+    """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused as `decode_request`."""
+    body, key = frames.unseal(frame, OUTCOME, limit)
+    if key != shuffler_key:
+        raise Refused("signature")
+    return _parsed(body, _read_outcome, _outcome_body)
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------------------
+
+
+def _request_body(request: Request) -> bytes:
+    if {len(box) for box in request.boxes} - {box_length(request.dimension)}:
+        raise BadInput(f"a box has another length than {box_length(request.dimension)} bytes, that of {request.dimension} coordinates")
+    if not 1 <= request.dimension < 2**40 or not 1 <= request.bits < 2**53 or not request.boxes:
+        raise BadInput(f"{request.dimension} coordinates, {request.bits} bits, {len(request.boxes)} boxes; each must be at least 1")
+    return _REQUEST.pack(_raw(request.round), request.dimension, request.bits, len(request.boxes)) + b"".join(request.boxes)
+
+
+def _read_request(body: bytes) -> Request:
+    name, dimension, bits, count = _REQUEST.unpack_from(body)
+    length = box_length(dimension)
+    if len(body) != _REQUEST.size + count * length:
+        raise BadInput("the boxes are not as many or as long as the request says")
+    starts = range(_REQUEST.size, len(body), length)
+    return Request(name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts))
+
+
+def _outcome_body(outcome: Outcome) -> bytes:
+    if isinstance(outcome, Declined):
+        return _DECLINED.pack(0, _raw(outcome.digest or "0" * 64), _word(outcome.code, DECLINED))
+    totals = np.ascontiguousarray(outcome.totals, "<i8")
+    if totals.ndim != 1 or not totals.size or totals.min() < 0:
+        raise BadInput(f"totals of shape {totals.shape}; they must be numbers of ones, one for each coordinate")
+    sizes = outcome.contributions, outcome.records, len(totals), len(outcome.dropped)
+    drops = b"".join(_DROP.pack(_raw(digest), _word(code, DROPPED)) for digest, code in sorted(outcome.dropped.items()))
+    return _PASSED.pack(1, _raw(outcome.round), *sizes) + totals.tobytes() + drops
+
+
+def _read_outcome(body: bytes) -> Outcome:
+    if len(body) == _DECLINED.size:
+        _, digest, code = _DECLINED.unpack(body)
+        return Declined(_unpadded(code), digest.hex() if any(digest) else "")
+    _, name, contributions, records, dimension, count = _PASSED.unpack_from(body)
+    start = _PASSED.size + 8 * dimension
+    if len(body) != start + count * _DROP.size:
+        raise BadInput("the totals are not as many as the frame says")
+    totals = np.frombuffer(body, "<i8", dimension, _PASSED.size).astype(np.int64)
+    dropped = {digest.hex(): _unpadded(code) for digest, code in _DROP.iter_unpack(body[start:])}
+    return Passed(name.hex(), contributions, records, totals, dropped)
+
+
+def _parsed(body: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Any:
+    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
+    try:
+        value = read(body)
+        if write(value) == body:
+            return value
+    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
+        pass
+    raise Refused("malformed")
+
+
+def _raw(digest: str) -> bytes:
+    if not isinstance(digest, str) or not _HASH.fullmatch(digest):
+        raise BadInput(f"a round or hash is {digest!r:.80}; it must be 64 hexadecimal digits")
+    return bytes.fromhex(digest)
+
+
+def _word(code: str, known: dict[str, str]) -> bytes:
+    if code not in known:
+        raise BadInput(f"the code is {code!r:.40}; it must be one of {', '.join(known)}")
+    return code.encode("ascii")
+
+
+def _unpadded(code: bytes) -> str:
+    return code.rstrip(b"\0").decode("ascii")

@@ -1,0 +1,1 @@
+"""The paper's theorems as functions: prescribed settings and bounds."""

@@ -1,0 +1,1 @@
+"""Clipped sums of gradients, fast: torch, C and Triton."""

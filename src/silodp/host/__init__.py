@@ -1,0 +1,1 @@
+"""What any process needs of its machine: sockets, locks, logs, owners of files, atomic writes."""

@@ -1,0 +1,1 @@
+"""Mistakes that the audit plants and must catch. Not in the wheel."""

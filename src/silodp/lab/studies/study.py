@@ -1,0 +1,285 @@
+"""Studies: which curves are compared, on what data and schedule, and what is tuned for each. A study is all that decides a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.losses import cross_entropy
+from silodp.core.problem.models import lenet, model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.lab.studies.sweep import Arm
+from silodp.server.federation import Balanced, Everyone, Uniform
+from silodp.server.settings import default_shares, find
+
+EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
+
+PAPER = ("spider", "mb-sgd", "local-sgd", "spider-paper", "mb-sgd-paper", "local-sgd-paper", "spider-open", "mb-sgd-open", "local-sgd-open")
+RIVALS = ("spider-paper", "mb-sgd", "local-sgd", "spider-diff", "diff2", "scaffold", "disk", "momentum", "adam", "balanced")
+
+CURVES = {
+    "spider": "SPIDER, exact accounting, best of both forms (phase 1 is MB-SGD)",
+    "spider-diff": "SPIDER, exact accounting, difference clipping (phase > 1)",
+    "mb-sgd": "MB-SGD, exact accounting",
+    "local-sgd": "Local SGD, exact accounting",
+    "spider-paper": "SPIDER, the paper's noise, best of both forms",
+    "spider-diff-paper": "SPIDER, the paper's noise (phase > 1)",
+    "mb-sgd-paper": "MB-SGD, the paper's noise",
+    "local-sgd-paper": "Local SGD, the paper's noise",
+    "spider-open": "SPIDER, not private",
+    "spider-diff-open": "SPIDER, not private, difference clipping (phase > 1)",
+    "mb-sgd-open": "MB-SGD, not private",
+    "local-sgd-open": "Local SGD, not private",
+    "diff2": "DIFF2",
+    "scaffold": "DP-SCAFFOLD",
+    "disk": "DiSK",
+    "momentum": "MB-SGD with server momentum",
+    "adam": "MB-SGD with server Adam",
+    "balanced": "MB-SGD, half of the silos in turn",
+    "mb-sgd-shuffle": "MB-SGD, SDP",
+    "spider-shuffle": "SPIDER, SDP (phase > 1)",
+    "mb-sgd-central": "MB-SGD, central DP",
+    "spider-central": "SPIDER, central DP (phase > 1)",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is tuned, by training loss: every combination that an algorithm takes."""
+
+    steps: tuple[float, ...]
+    clips: tuple[float, ...]
+    phases: tuple[int, ...]
+    slopes: tuple[float, ...] = (0.5, 2.0)
+    local: tuple[int, ...] = (2,)
+    local_steps: tuple[float, ...] = ()
+    """Step sizes of local SGD where they differ."""
+    alternate: bool = True
+    """Whether SPIDER's alternate form is a candidate too."""
+    momenta: tuple[float, ...] = (0.5, 0.9)
+    kappas: tuple[float, ...] = (0.5, 0.7)
+    adam_steps: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
+    shares: tuple[float, ...] = (0.5, 0.9)
+    """Shares of the budget for SPIDER's anchors, beside the default."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that decides a result: written to config.json, and compared when a folder is continued."""
+
+    dataset: str
+    rounds: int
+    grid: Grid
+    trials: int = 10
+    epsilons: tuple[float, ...] = EPSILONS
+    model: str = "mlp:5"
+    cohort: int | None = None
+    """M: how many silos, uniformly at random, answer a round; all by default."""
+    methods: tuple[str, ...] = PAPER
+    sampling: str = "full"
+    """Batches of gradients and differences; SPIDER's anchors always take every record."""
+    draw: int = 0
+    """Which draw of the noise on each split: a study repeated with another says how much of its result is chance."""
+
+    def arms(self) -> list[Arm]:
+        return [arm for method in self.methods for arm in ARMS[method](self)]
+
+    def participation(self, arm: Arm, silos: int, trial: int) -> Callable[[], Everyone]:
+        if arm.curve == "balanced":
+            return lambda: Balanced(silos, max(1, silos // 2), seed=trial)
+        if self.cohort is None:
+            return lambda: Everyone(silos)
+        cohort = self.cohort
+        return lambda: Uniform(silos, cohort, seed=trial)
+
+    def problem(self, features: Sequence[int], classes: int) -> Problem:
+        if self.model == "cnn":
+            return Problem(lenet(features[0], classes), cross_entropy)
+        return Problem(*model_by_name(self.model, math.prod(features), classes))
+
+
+# --- what each curve tries ------------------------------------------------------------------------------------------------------
+
+
+def _tuned(study: Study, **more: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
+    return {"step": study.grid.steps, "clip": study.grid.clips, **more}
+
+
+def _spider(study: Study, curve: str, noise: str, phases: Sequence[int], algorithm: str = "spider") -> list[Arm]:
+    """One arm for each phase; the paper's noise goes with plain differences, ours with clipped ones.
+
+    Phase 1 is MB-SGD, whose runs count for SPIDER too; with the paper's constants it is not, for SPIDER's anchors get more noise.
+    """
+    slopes = (math.inf,) if noise == "paper" else study.grid.slopes
+    return [
+        Arm(
+            curve, algorithm, {"rounds": study.rounds, "phase": q}, _tuned(study, slope=slopes), noise,
+            shares=default_shares(find(algorithm), {"phase": q, "slope": 1.0}) or {} if noise == "exact" else {},
+        )
+        for q in phases if (1 if noise == "paper" else 2) <= q <= study.rounds
+    ]  # fmt: skip
+
+
+def _both_forms(study: Study, curve: str, noise: str, phases: Sequence[int]) -> list[Arm]:
+    slopes = (math.inf,) if noise == "paper" else study.grid.slopes[-1:]
+    alternate = Arm(curve, "spider-alternate", {"rounds": study.rounds}, _tuned(study, slope=slopes), noise)
+    return _spider(study, curve, noise, phases) + ([alternate] if study.grid.alternate else [])
+
+
+def _shared(study: Study) -> list[Arm]:
+    """SPIDER with phases > 1, with the default split of the budget and with others."""
+    arms = _spider(study, "spider-diff", "exact", study.grid.phases)
+    return arms + [replace(arm, shares={"anchor": s, "refine": 1 - s}) for arm in arms for s in study.grid.shares]
+
+
+def _mb_sgd(study: Study, curve: str, noise: str) -> list[Arm]:
+    return [Arm(curve, "mb-sgd", {"rounds": study.rounds}, _tuned(study), noise)]
+
+
+def _local(study: Study, curve: str, noise: str, algorithm: str = "local-sgd") -> list[Arm]:
+    grid = {"step": study.grid.local_steps or study.grid.steps, "clip": study.grid.clips}
+    return [Arm(curve, algorithm, {"rounds": study.rounds, "steps": k}, grid, noise) for k in study.grid.local]
+
+
+def _rival(study: Study, algorithm: str, **grid: tuple[float, ...]) -> list[Arm]:
+    return [Arm(algorithm, algorithm, {"rounds": study.rounds}, _tuned(study, **grid))]
+
+
+ARMS: dict[str, Callable[[Study], list[Arm]]] = {
+    "spider": lambda s: _both_forms(s, "spider", "exact", s.grid.phases),
+    "mb-sgd": lambda s: _mb_sgd(s, "mb-sgd", "exact"),
+    "local-sgd": lambda s: _local(s, "local-sgd", "exact"),
+    "spider-paper": lambda s: _both_forms(s, "spider-paper", "paper", s.grid.phases),
+    "mb-sgd-paper": lambda s: _mb_sgd(s, "mb-sgd-paper", "paper"),
+    "local-sgd-paper": lambda s: _local(s, "local-sgd-paper", "paper"),
+    "spider-open": lambda s: _both_forms(s, "spider-open", "none", ()),
+    "mb-sgd-open": lambda s: _mb_sgd(s, "mb-sgd-open", "none"),
+    "local-sgd-open": lambda s: _local(s, "local-sgd-open", "none"),
+    "spider-diff": _shared,
+    "spider-diff-open": lambda s: _spider(s, "spider-diff-open", "none", s.grid.phases),
+    "diff2": lambda s: _spider(s, "diff2", "exact", s.grid.phases, "diff2"),
+    "scaffold": lambda s: _local(s, "scaffold", "exact", "scaffold"),
+    "disk": lambda s: _rival(s, "disk", kappa=s.grid.kappas),
+    "momentum": lambda s: _rival(s, "momentum", momentum=s.grid.momenta),
+    "adam": lambda s: _rival(s, "adam", step=s.grid.adam_steps, momentum=(0.0, 0.9)),
+    "balanced": lambda s: _mb_sgd(s, "balanced", "exact"),
+    **{
+        f"{name}-{trust}": lambda s, name=name, trust=trust: [
+            replace(arm, curve=f"{name}-{trust}", trust=trust)
+            for arm in (_mb_sgd(s, name, "exact") if name == "mb-sgd" else _spider(s, name, "exact", s.grid.phases))
+        ]
+        for name in ("mb-sgd", "spider") for trust in ("shuffle", "central")
+    },
+}  # fmt: skip
+
+# --- the paper's figures ----------------------------------------------------------------------------------------------------------
+
+
+def _even(low: float, high: float, count: int) -> tuple[float, ...]:
+    return tuple(np.linspace(math.exp(low), math.exp(high), count).round(6).tolist())
+
+
+WBCD = Study("wbcd", 25, Grid(_even(-9, 0, 15), (0.1, 1.0, 5.0, 10.0), tuple(range(1, 11)), (0.25, 1.0), (2, 4)))
+MNIST = Grid(_even(-9, 0, 5), (1.0, 5.0, 10.0, 100.0, 10000.0), (1, 2, 3, 4), slopes=(1.0,))
+CIFAR = Grid((), (1.0,), (1, 2), slopes=(1.0,), alternate=False)
+
+FIGURES: dict[str, Study] = {
+    "wbcd": WBCD,
+    **{
+        f"mnist-M{m}-R{r}": Study("mnist", r, replace(MNIST, phases=MNIST.phases[: 2 if r == 25 else 4]), model="mlp:64", cohort=None if m == 25 else m)
+        for m in (25, 12) for r in (25, 50)
+    },
+    "cifar10-R50": Study("cifar10", 50, replace(CIFAR, steps=_even(-5, 0, 12)[6::5]), model="cnn", trials=3, epsilons=(0.75, 3.0, 18.0)),
+    "cifar10-R100": Study("cifar10", 100, replace(CIFAR, steps=_even(-5, 1, 8)[3::4]), model="cnn", trials=3, epsilons=(0.75, 3.0, 18.0)),
+}  # fmt: skip
+"""The paper's seven figures with the grids of its appendix (evenly spaced is read as linear); slopes and local steps are ours.
+
+For CIFAR-10, where a run takes each of 48,000 images in every round, a part of them: two steps, one clip, phases 1 and 2, no alternate
+form, three epsilons and three splits.
+"""
+
+
+LEADERBOARD: dict[str, Study] = {
+    "leaderboard-wbcd": replace(WBCD, grid=replace(WBCD.grid, phases=(1, 2, 4, 8), local=(2,)), methods=RIVALS),
+    "leaderboard-mnist": replace(
+        FIGURES["mnist-M25-R50"], grid=replace(MNIST, phases=(1, 2, 4), slopes=(0.5, 2.0)), trials=5, methods=RIVALS
+    ),
+    "leaderboard-cifar10": replace(
+        FIGURES["cifar10-R50"],
+        grid=replace(FIGURES["cifar10-R50"].grid, kappas=(0.7,), adam_steps=(0.01, 0.02), shares=()),
+        methods=RIVALS,
+    ),
+}
+"""Every method of ours and others under the same exact budget, beside SPIDER with the paper's noise."""
+
+_SMALL = {
+    "wbcd": replace(WBCD.grid, phases=(2, 5), slopes=(0.25, 1.0, math.inf), shares=()),
+    "mnist": replace(MNIST, phases=(2, 5), slopes=(0.5, 2.0, math.inf), shares=()),
+}
+VARIANCE: dict[str, Study] = {
+    f"variance-{data}-R{rounds}{f'-M{cohort}' if cohort else ''}-{sampling.replace(':', '')}": Study(
+        data, rounds, _SMALL[data], epsilons=(1.0, 6.0, 18.0), model="mlp:5" if data == "wbcd" else "mlp:64", cohort=cohort, sampling=sampling,
+        trials=10 if data == "wbcd" else 5, methods=("mb-sgd", "spider-diff", "mb-sgd-open", "spider-diff-open"),
+    )
+    for data, rounds, cohort, sampling in (
+        ("mnist", 10, None, "full"), ("mnist", 50, None, "full"), ("mnist", 200, None, "full"), ("mnist", 50, 12, "full"),
+        ("mnist", 50, 3, "full"), ("mnist", 50, None, "poisson:0.02"), ("wbcd", 25, None, "full"), ("wbcd", 100, None, "full"),
+        ("wbcd", 25, 1, "full"), ("wbcd", 25, None, "poisson:0.1"),
+    )
+}  # fmt: skip
+"""Where variance reduction might help: many rounds, few silos, few that answer, small batches."""
+
+TRUST: dict[str, Study] = {
+    "trust-mnist": replace(
+        FIGURES["mnist-M25-R50"], grid=replace(MNIST, phases=(2,), slopes=(2.0,), shares=()), trials=5,
+        methods=("mb-sgd", "spider-diff", "mb-sgd-shuffle", "spider-shuffle", "mb-sgd-central", "spider-central"),
+    ),
+}  # fmt: skip
+"""What a shuffler buys: the same algorithms under ISRL-DP, SDP and central DP."""
+
+AGAIN: dict[str, Study] = {
+    f"trust-mnist-draw{draw}": replace(
+        study, grid=replace(study.grid, steps=study.grid.steps[1:], clips=(10.0,)), methods=("spider-shuffle", "spider-central"), draw=draw
+    )
+    for study in TRUST.values() for draw in (1, 2)
+}  # fmt: skip
+"""SPIDER under SDP and central DP with other draws of the noise, around what the whole grid picks: how far the two differ by chance."""
+
+STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE, **TRUST, **AGAIN}
+
+
+def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
+    """`silodp compare`: the paper's breast-cancer experiment, or its likes on other data, over a thinned grid unless `full`."""
+    grid = WBCD.grid
+    if not full:
+        grid = replace(grid, steps=grid.steps[::2], phases=(1, 2, 5), slopes=(0.25, 1.0), local=(2,), alternate=False)
+    return Study(dataset, rounds, grid, model=f"mlp:{hidden}", methods=tuple(m for m in PAPER if m != "spider-open"))
+
+
+def reduced(study: Study) -> Study:
+    """What two cores can do: two trials at three epsilons, over a grid around what the whole grid picks."""
+    grid = study.grid
+    if study.dataset == "wbcd":
+        return replace(
+            study,
+            trials=5,
+            epsilons=(0.75, 3.0, 18.0),
+            grid=replace(grid, steps=grid.steps[4::5], phases=(1, 2, 5), slopes=(1.0,), local=(2,)),
+        )
+    thin = replace(grid, steps=grid.steps[len(grid.steps) // 2 :: 2], clips=grid.clips[:2], phases=(1, 2), slopes=(2.0,), local_steps=())
+    return replace(study, trials=2, epsilons=(0.75, 3.0, 18.0), grid=thin)
+
+
+def studies_by_name(name: str) -> dict[str, Study]:
+    """The named study; "all" are the paper's figures; a data set's figures; or a family: "leaderboard", "variance" or "trust"."""
+    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE, "trust": {**TRUST, **AGAIN}}
+    found = families.get(name) or {k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)}
+    if not found:
+        raise BadInput(
+            f"figure {name!r} is unknown; choose all, leaderboard, variance, trust, wbcd, mnist, cifar10 or one of {', '.join(STUDIES)}"
+        )
+    return found

@@ -1,0 +1,253 @@
+"""Sweeps: arms (an algorithm with its noise and a grid) over trials and epsilons, advanced as batches of runs, into a store that resumes."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.problem import Problem
+from silodp.core.query import FullBatch, Gaussian, Sampling
+from silodp.lab.simulation import simulate
+from silodp.server.algorithms import ALGORITHMS
+from silodp.server.federation import Everyone
+from silodp.server.output import output
+from silodp.server.paper import paper_multipliers
+from silodp.server.plan import Plan, calibrate, with_multipliers
+from silodp.server.run_totals import least_of
+from silodp.server.shuffled import calibrate_shuffled
+from silodp.silo.data.datasets import Split
+from silodp.testing.evaluate import error_rate, training_loss
+
+Result = TypeVar("Result")
+
+SHARING = 2
+"""Processes that share a GPU, which hide each other's waiting; it takes turns between them, and with six much of it was lost."""
+
+GRID = ("step", "clip", "slope", "momentum", "kappa")
+"""Hyper-parameters that may differ between the runs of one batch; everything else shapes the schedule and is fixed per arm."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One curve's batch of runs: an algorithm, a fixed schedule, a grid of the rest, and where its noise comes from."""
+
+    curve: str
+    algorithm: str
+    settings: dict[str, int]
+    grid: dict[str, tuple[float, ...]]
+    noise: str = "exact"
+    """"exact" (calibrated), "paper" (the paper's constants) or "none"."""
+    shares: dict[str, float] = field(default_factory=dict)
+    trust: str = "isrl"
+    """"isrl" (nobody), "shuffle" (a shuffler that waits for all silos) or "central" (one gate for all records, with Renyi accounting)."""
+
+    @property
+    def key(self) -> str:
+        share = [f"share={self.share}"] if self.share else []
+        return ",".join([self.curve, self.algorithm, *(f"{k}={v}" for k, v in sorted(self.settings.items())), *share])
+
+    @property
+    def share(self) -> str:
+        """The anchors' share of the budget, where there are anchors."""
+        return f"{self.shares['anchor']:.3g}" if "anchor" in self.shares else ""
+
+    def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
+        """The runs of the batch: the grid, for each epsilon."""
+        names = [name for name in GRID if name in self.grid]
+        targets = (math.inf,) if self.noise == "none" else epsilons
+        return [
+            {"epsilon": e, **dict(zip(names, values, strict=True))}
+            for e in targets
+            for values in itertools.product(*(self.grid[name] for name in names))
+        ]
+
+
+def run_arm(
+    arm: Arm,
+    problem: Problem,
+    split: Split,
+    trial: int,
+    epsilons: Sequence[float],
+    participation: Callable[[], Everyone] | None = None,
+    sampling: Sampling | None = None,
+    draw: int = 0,
+) -> Iterator[dict[str, float | str]]:
+    """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent.
+
+    `sampling` is that of gradients and differences (every record by default); anchors always take every record. `draw` says which of the
+    draws of all noise it is: runs of one trial and draw share theirs, whatever their epsilon.
+    """
+    points = arm.points(epsilons)
+    records = split.train.pooled() if arm.trust == "central" else split.train
+    counts = records.counts
+    algorithm = ALGORITHMS[arm.algorithm]
+    device = split.train.x.device
+    columns = {name: torch.tensor([[p[name]] for p in points], device=device) for name in GRID if name in arm.grid}
+    clip = columns.pop("clip")
+    batch = sampling or FullBatch()
+    mechanisms = {kind: Gaussian(kind, 1.0, 0.0, FullBatch() if kind == "anchor" else batch) for kind in algorithm.kinds}
+
+    def run(fed, problem, w, **mechanisms):
+        return algorithm.run(fed, problem, w, **arm.settings, **columns, **mechanisms)
+
+    def dry(fed, problem, w, **mechanisms):
+        first = {name: float(c[0, 0]) for name, c in columns.items()}
+        return algorithm.run(fed, problem, w, **arm.settings, **first, **mechanisms)
+
+    who = participation or (lambda: Everyone(len(counts)))
+    if arm.trust == "central":
+        who = partial(Everyone, 1)
+    plan = _plan(arm, dry, mechanisms, points, counts, who(), delta=max(split.train.counts) ** -2.0, dimension=problem.dim)
+    fed, ledger = simulate(problem, records, plan, [(trial, draw) if draw else trial] * len(points), who())
+    start = problem.initial([trial]).to(device).expand(len(points), -1)
+    w = output(run(fed, problem, start, **{kind: m.clipped(clip) for kind, m in plan.mechanisms.items()}))
+    loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)
+    claims = ledger.epsilon().max(1).tolist()
+    for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
+        yield {
+            "unit": arm.key, "curve": arm.curve, "trial": trial, "share": arm.share, **arm.settings, **point,
+            "train_loss": a if math.isfinite(a) else math.inf, "test_error": b, "spent_epsilon": spent,
+        }  # fmt: skip
+
+
+def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: float, dimension: int) -> Plan:
+    """Under ISRL-DP a silo's delta is its own 1/n^2; totals of all silos have one `delta`, that of the largest silo."""
+    if arm.trust != "isrl":
+        shared = [Budget(p["epsilon"], delta) for p in points]
+        if arm.trust == "central":
+            return calibrate(dry, mechanisms, [[b] for b in shared], counts, participation, shares=arm.shares or None, rule="renyi")
+        least = least_of(None, participation)
+        return calibrate_shuffled(
+            dry, mechanisms, shared, counts, participation, dimension=dimension, least=least, shares=arm.shares or None
+        )
+    budgets = [[Budget(p["epsilon"], n**-2.0) for n in counts] for p in points]
+    if arm.noise != "paper":
+        return calibrate(dry, mechanisms, budgets, counts, participation, shares=arm.shares or None)
+    rows = [[paper_multipliers(arm.algorithm, b, arm.settings) for b in row] for row in budgets]
+    noisy = {
+        kind: replace(m, noise_multiplier=torch.tensor([[cell[kind] for cell in row] for row in rows], dtype=torch.float64))
+        for kind, m in mechanisms.items()
+    }
+    # the ledger only counts here: the paper's constants may pass their own claim, and the row says by how much
+    return with_multipliers(dry, noisy, counts, [[Budget(math.inf, n**-2.0) for n in counts]] * len(points), participation)
+
+
+def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = ()) -> Iterator[Result]:
+    """Results as they finish, from one single-threaded process for each core: batches of runs are independent, so cores need not wait
+    for each other inside one. Tasks for a GPU have a few processes beside them, as many as keep it busy and it has room for.
+    """
+    cores = os.cpu_count() or 1
+    room = min(SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)) if on_gpu else 0
+    groups = [(some, most) for some, most in ((on_gpu, min(room, len(on_gpu))), (tasks, min(cores, len(tasks)))) if some]
+    if sum(most for _, most in groups) <= 1:
+        yield from (work(*task) for some, _ in groups for task in some)
+        return
+    pools = [
+        ProcessPoolExecutor(most, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) for _, most in groups
+    ]
+    try:
+        for done in as_completed([pool.submit(work, *task) for pool, (some, _) in zip(pools, groups, strict=True) for task in some]):
+            yield done.result()
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+
+
+# --- the store ------------------------------------------------------------------------------------------------------------------
+
+COLUMNS: tuple[str, ...] = (
+    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa",
+    "train_loss", "test_error", "spent_epsilon",
+)  # fmt: skip
+
+
+class Store:
+    """The folder's results*.csv, one row for each finished run. A unit (arm and trial) counts as done only when its closing row is there, so
+    a killed sweep loses the unit it was in and nothing else. A shard writes a file of its own; the folder's results are the union."""
+
+    def __init__(self, folder: Path, shard: tuple[int, int] = (1, 1)) -> None:
+        self.path = folder / ("results.csv" if shard == (1, 1) else f"results-{shard[0]}-of-{shard[1]}.csv")
+        self.rows: list[dict[str, str]] = []
+        self.done: set[tuple[str, int]] = set()
+        for path in sorted({*folder.glob("results*.csv"), self.path}):
+            rows = _finished(path) if path.exists() else []
+            if path == self.path:
+                _rewrite(path, rows)
+            self.rows += [r for r in rows if (r["unit"], int(r["trial"])) not in self.done]
+            self.done |= {(r["unit"], int(r["trial"])) for r in rows}
+
+    def add(self, unit: str, trial: int, rows: Iterable[dict]) -> None:
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            for row in [*rows, {"unit": unit, "curve": "done", "trial": trial, "spent_epsilon": 0}]:
+                writer.writerow(row)
+                self.rows.append({k: str(row.get(k, "")) for k in COLUMNS})
+            file.flush()
+            os.fsync(file.fileno())
+        self.done.add((unit, trial))
+
+    def runs(self) -> list[dict[str, str]]:
+        return [r for r in self.rows if r["curve"] != "done"]
+
+
+def _finished(path: Path) -> list[dict[str, str]]:
+    """The rows of units whose closing row is there."""
+    with path.open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
+    closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
+    return [r for r in rows if (r["unit"], r["trial"]) in closed]
+
+
+def _rewrite(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    temporary = path.with_suffix(".part")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+
+
+class Sweep(Protocol):
+    """What is to be run: arms, each on a number of trials."""
+
+    @property
+    def trials(self) -> int: ...
+    def arms(self) -> list[Arm]: ...
+
+
+def pending(store: Store, sweep: Sweep, shard: tuple[int, int] = (1, 1)) -> list[tuple[Arm, int]]:
+    """What is not done yet, and is this shard's."""
+    units = [(arm, t) for t in range(sweep.trials) for arm in sweep.arms()]
+    return [(arm, t) for arm, t in units[shard[0] - 1 :: shard[1]] if (arm.key, t) not in store.done]
+
+
+def loss_of(row: dict[str, str]) -> float:
+    return float(row["train_loss"])
+
+
+def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The trials of the setting with the least mean training loss, as the paper tunes (on private data, and not charged for it)."""
+    names = ("unit", *GRID)
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return min(groups.values(), key=lambda group: sum(map(loss_of, group)) / len(group))
+
+
+def as_tensor(rows: Sequence[dict[str, str]], column: str) -> Tensor:
+    return torch.tensor([float(r[column]) for r in rows], dtype=torch.float64)

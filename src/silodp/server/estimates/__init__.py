@@ -1,0 +1,1 @@
+"""Small private estimates beside training: scaling, scores, profile."""

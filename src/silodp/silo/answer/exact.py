@@ -1,0 +1,318 @@
+"""How a deployed gate computes: clipped records as integers on a lattice, summed exactly, under exact Gaussian noise.
+
+Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice's step, D and D' data sets that differ in record j.
+ 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see `slots`): neither on what the other
+    records hold nor on which of them are drawn. All n are computed for every question, in the same chunks, and the batch is a mask on the
+    integers. So only k_j differs between D and D', and S with record j drawn is S without it plus k_j: what amplification asks for.
+ 2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
+    So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
+    A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
+    and of the cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
+    and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
+ 3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
+    an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
+ 4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
+    the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data, and cost
+    the time of a full pass.
+    Each of the local steps is such a release, at a point that earlier releases determine.
+ 5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
+    the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
+    divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
+Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
+which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
+binomial noise is added. What leaves is for the shuffler's key alone (`door`).
+No step of a Gaussian release asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
+Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place (`verify` tries it with the silo's own model
+before a gate serves, and the tests bit for bit with several instruction sets), ChaCha20 is secure, and time is not observed: it depends on
+the noise drawn, and on whether there are records on which a model raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.binomial import MAX_TRIALS
+from silodp.core.problem.problem import Problem
+from silodp.core.query import (
+    Cells,
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    MissingRates,
+    Moments,
+    Poisson,
+    Query,
+    Sampling,
+    Score,
+    Shuffled,
+    Statistic,
+    SteeredSteps,
+)
+from silodp.silo.answer import lattice
+from silodp.silo.answer.integers import lattice_step, levelled, quantised
+from silodp.silo.answer.scaling import histogram_rows, moment_rows
+from silodp.silo.answer.scoring import cell_rows
+from silodp.silo.answer.slots import Rows, computed, pinned, slots, verify
+from silodp.silo.data.heldout import held_out
+from silodp.silo.data.records import Records
+
+MAX_DIM, MAX_RECORDS, MAX_EDGES = 2**26, 2**31, 2**10
+_CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+MAX_COINS = 2**37
+"""Coins that one answer for a shuffler may toss in all: about a minute's work."""
+
+
+class Exact:
+    """Answers the queries of one silo. Holds its records, and noise only while it is added; there is no seed and no way without noise.
+
+    `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each name and number of batches.
+    """
+
+    label = "deployment: exact lattice noise from operating-system entropy"
+
+    def __init__(
+        self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray], held_out_share: float = 0.0
+    ) -> None:
+        if len(records) != 1:
+            raise BadInput(f"a deployed gate keeps the records of one silo, but was given {len(records)}")
+        if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
+            raise BadInput(
+                f"the lattice has room for 2^26 parameters and 2^31 records, but there are {problem.dim} and {records.counts[0]}"
+            )
+        self.problem, self._partition, self._n = problem, partition, records.counts[0]
+        self._x, self._y = records.x[0, : self._n].cpu(), records.y[0, : self._n].cpu()
+        self._absent, self._held = records.absent[0, : self._n].cpu(), held_out(self._n, held_out_share)
+        self.features, self._threads = math.prod(self._x.shape[1:]), torch.get_num_threads()
+
+    def verify(self) -> None:
+        """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
+
+        With the silo's own model, shapes and threads, at an ordinary point and at one that overflows, on made-up records.
+        """
+        ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
+        sizes = {slot.stop - slot.start for slot in self._slots(dim)}
+        with pinned(self._threads):
+            for w in (ordinary, 1e150 * ordinary):
+                verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
+            score = Score(ordinary, 2, 1.0)
+            verify(cell_rows(score, self.problem, ordinary[0]), like, sizes, score.shape[-1])
+
+    def check(self, query: Query) -> None:
+        """Raises Refused, before any charge, for what gate.check does not know of: feature statistics, runs beside the first, the lattice."""
+        match query.statistic:
+            case Histogram(edges=edges, features=features):
+                if features != self.features or not 1 <= len(edges) <= MAX_EDGES:
+                    raise Refused("shape")
+                if not bool(torch.isfinite(edges).all()):
+                    raise Refused("not-finite")
+                _refuse_unordered(edges[:-1], edges[1:])
+            case Moments(low=low, high=high):
+                if not len(low) == len(high) == self.features:
+                    raise Refused("shape")
+                _refuse_unordered(low, high)
+            case Score() if not self._held.any():
+                raise Refused("batch")
+        check_lattice(query, query.statistic.shape[-1], self._n)
+        if isinstance(query.statistic, Cells) and query.statistic.reach > 4 * Fraction(query.mechanism.clip) ** 2:
+            raise Refused("clip")
+
+    def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
+        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy, memory or the stored partition fails."""
+        with pinned(self._threads):
+            return self._answer(query)
+
+    def _answer(self, query: Query) -> Tensor:
+        mechanism = query.mechanism
+        if isinstance(mechanism, Shuffled):
+            return torch.from_numpy(self._counts(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])).reshape(1, 1, -1)
+        match query.statistic:
+            case LocalSteps() as statistic:
+                answer = self._local_steps(statistic, mechanism)
+            case Cells() as statistic:
+                answer = self._cells(statistic, mechanism)
+            case Histogram() | Moments() as statistic:  # a value that was filled in is none of the record's
+                source = self._x.masked_fill(self._absent, math.nan)
+                answer = self._release(self._rows_of(statistic), mechanism, statistic.shape[-1], source=source)
+            case _:
+                answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
+        return answer.nan_to_num().reshape(1, 1, -1)
+
+    def _rows_of(self, statistic: Statistic) -> Rows:
+        match statistic:
+            case Grad(w=w):
+                return self._gradients([w])
+            case GradDiff(w=w, reference=reference):
+                return self._gradients([w, reference])
+            case Histogram(edges=edges):
+                return histogram_rows(edges.double())
+            case Moments(low=low, high=high):
+                return moment_rows(low.double(), high.double())
+        raise AssertionError("local steps are no sum over records, and cells have an arithmetic of their own")
+
+    def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
+        """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
+        start = local = statistic.w.double()
+        drift = statistic.drift.double() if isinstance(statistic, SteeredSteps) else 0.0
+        for _ in range(statistic.steps):
+            g = self._release(self._gradients([local]), mechanism, start.shape[-1])
+            try:
+                moved = self.problem.prox(local - statistic.step * (g + drift), statistic.step)
+            except Exception:
+                break
+            if not bool(torch.isfinite(moved).all()):
+                break
+            local = moved
+        return local - start
+
+    def _cells(self, statistic: Cells, mechanism: Gaussian) -> Tensor:
+        scored = isinstance(statistic, Score)
+        rows = cell_rows(statistic, self.problem, statistic.w[0].double() if scored else None)
+        part = self._held if scored else None
+        source = self._absent if isinstance(statistic, MissingRates) else None
+        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, part)
+
+    def _release(
+        self,
+        rows: Rows,
+        mechanism: Gaussian,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+        part: np.ndarray | None = None,
+    ) -> Tensor:
+        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over the records that are not held out.
+
+        For a statistic of cells: how many `numbers` come before them. Other records than the training part, and another view of their
+        features, where they are given.
+        """
+        clip = float(mechanism.clip)
+        if clip == 0:
+            return torch.zeros(1, dim, dtype=torch.float64)
+        gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
+        chosen = self._batch(mechanism.sampling)
+        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
+        noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
+        expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
+        return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
+
+    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
+        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). Rows of held-out records, or all with a clip of 0, are zero.
+
+        Every record of the silo is rounded, by random bits that are its slot's own whether it is drawn or not.
+        """
+        parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
+        random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
+        clip, total, drawn = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64), self._mask(chosen)
+        nothing = self._held | (mechanism.clip == 0)
+        for slot in self._slots(dim):
+            values = computed(rows, self._x[slot], self._y[slot], dim).contiguous().numpy()  # each row's squares are added in one order
+            whole = shuffle.rounded(np.where(nothing[slot, None], 0.0, values), clip, parameters, random)
+            total += np.where(drawn[slot, None], whole, 0).sum(axis=0)
+        return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
+
+    def _batch(self, sampling: Sampling) -> np.ndarray:
+        """Positions of the batch's records, by secret coins or by the stored partition: in no way by what the records hold."""
+        match sampling:
+            case FullBatch():
+                return np.arange(self._n)
+            case Poisson(rate):
+                return np.flatnonzero(lattice.Keystream().coins(self._n, rate))
+            case DisjointBatches(batches=batches, index=index, partition=name):
+                order, size = np.ascontiguousarray(self._partition(name, batches)), self._n // batches
+                if not np.array_equal(np.sort(order), np.arange(self._n)):
+                    raise Refused("ledger")
+                return order[index * size : (index + 1) * size]
+        return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
+
+    def _sum(
+        self,
+        rows: Rows,
+        chosen: np.ndarray,
+        clip: float,
+        gamma: float,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+    ) -> np.ndarray:
+        """S, exactly: the integers of the chosen records, of all that are computed."""
+
+        def whole(x: Tensor, y: Tensor) -> Tensor:
+            return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
+
+        total, source, drawn = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source, self._mask(chosen)
+        for slot in self._slots(dim):
+            integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)
+            total += integers.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
+        return total.numpy()
+
+    def _slots(self, dim: int) -> list[slice]:
+        """The chunks in which all records are computed. What a score makes on its way, features and layers, is longer than the score itself."""
+        return slots(self._n, max(dim, self.problem.dim, self.features))
+
+    def _mask(self, chosen: np.ndarray) -> np.ndarray:
+        drawn = np.zeros(self._n, bool)
+        drawn[chosen] = True
+        return drawn
+
+    def _gradients(self, points: list[Tensor]) -> Rows:
+        """grad f0(w, x) of each record in float64, or its difference between two points."""
+        constants = self.problem.constants(points[0].double())
+
+        def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            output = functional_call(self.problem.model, self.problem.split(w) | constants, (x[None],))
+            return self.problem.record_loss(output[0], y)
+
+        def gradients(x: Tensor, y: Tensor) -> Tensor:
+            each = [vmap(grad(loss), (None, 0, 0))(w[0].double(), x, y) for w in points]
+            return each[0] if len(each) == 1 else each[0] - each[1]
+
+        return gradients
+
+
+def _refuse_unordered(low: Tensor, high: Tensor) -> None:
+    if not bool(torch.isfinite(low).all() and torch.isfinite(high).all() and torch.isfinite(high.double() - low.double()).all()):
+        raise Refused("not-finite")
+    if not bool((low < high).all()):
+        raise Refused("shape")
+
+
+# --- the lattice ----------------------------------------------------------------------------------------------------------------------
+
+
+def noise_scale(mechanism: Gaussian, gamma: float) -> float:
+    """s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a power of two."""
+    return math.nextafter(float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf)
+
+
+def check_lattice(query: Query, dim: int, n: int) -> None:
+    """Refuses, before the charge, what the lattice cannot carry: more than one run, too many coordinates, a clip or noise off its scale."""
+    mechanism = query.mechanism
+    if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
+        raise Refused("shape")
+    if n > MAX_RECORDS:
+        raise Refused("batch")
+    if isinstance(mechanism, Shuffled):
+        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits if mechanism.noise_bits > 0 else 0
+        if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
+            raise Refused("noise")
+        if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
+            raise Refused("clip")
+        return
+    if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
+        raise Refused("clip")
+    anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
+    if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
+        raise Refused("noise")

@@ -1,0 +1,190 @@
+"""How a gate computes in simulation: fast batched gradients and seeded generators. Not for deployment, and run folders say so.
+
+Runs that share a seed share their random draws (each run by itself has the right law), which makes a sweep's comparisons sharper
+and its random numbers cheap.
+
+Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by up to n 2^-24 of the clip (in C
+0.002 of it more; where the two terms of a difference are far longer than their sum, by that share of them), which no price covers (1 % of the
+sensitivity at a million records), and a record on which a user's own model raises stops the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.problem.problem import Problem
+from silodp.core.query import (
+    CLIP_TOLERANCE,
+    Cells,
+    DisjointBatches,
+    FullBatch,
+    Gaussian,
+    Grad,
+    GradDiff,
+    Histogram,
+    LocalSteps,
+    Mechanism,
+    Moments,
+    Poisson,
+    Query,
+    Sampling,
+    Shuffled,
+    SteeredSteps,
+    WithoutReplacement,
+)
+from silodp.engine.clipping import clipped_sum
+from silodp.engine.native import standard_normals
+from silodp.silo.answer.scaling import histogram_sum, moments_sum
+from silodp.silo.answer.scoring import cell_sums
+from silodp.silo.data.records import Records
+
+NOISE = (0x51_10_DB,)
+"""Sets noise apart from public coins that happen to have the same seed."""
+
+
+class Simulated:
+    """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any size, or a tuple of them."""
+
+    label = "simulation: seeded pseudo-random float noise"
+
+    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
+        self.problem, self.records = problem, records
+        self.memory = memory or (torch.cuda.get_device_properties(records.x.device).total_memory // 8 if records.x.is_cuda else 2**28)
+        self.features = math.prod(records.x.shape[2:])
+        worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
+        # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
+        self._generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds]
+        self._world = torch.tensor([worlds[seed] for seed in seeds])
+        self._everyone = records.mask.to(records.x.dtype)
+        self._partitions: dict[tuple[str, int], Tensor] = {}
+
+    def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
+        """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its Gaussian noise."""
+        statistic, mechanism = query.statistic, query.mechanism
+        match statistic:
+            case Grad(w=w):
+                return self._noisy(self._mean(w, None, mechanism, silos), mechanism, silos)
+            case GradDiff(w=w, reference=reference):
+                return self._noisy(self._mean(w, reference, mechanism, silos), mechanism, silos)
+            case LocalSteps():
+                return self._local_steps(statistic, mechanism, silos)
+            case Histogram(edges=edges):
+                return self._noisy(self._plain(histogram_sum(self.records, edges), mechanism, silos), mechanism, silos)
+            case Moments(low=low, high=high):
+                return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
+            case Cells():
+                sums = cell_sums(statistic, self.problem, self.records.select(silos))
+                return self._noisy(sums / self._batch(mechanism.sampling, silos), mechanism, silos)
+
+    def _local_steps(self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
+        start = statistic.w.unsqueeze(1)
+        drift = statistic.drift.to(start).unsqueeze(1) if isinstance(statistic, SteeredSteps) else 0.0
+        local = start.expand(-1, len(silos), -1)
+        for _ in range(statistic.steps):
+            g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
+            local = self.problem.prox(local - step * (g + drift), step)
+        return local - start
+
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        at = list(silos)
+        records = self.records if at == list(range(len(self.records))) else self.records.select(at)
+        weight = self._weight(mechanism.sampling, at)
+        if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
+            records, weight = _chosen(records, weight)
+        total = clipped_sum(
+            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, native=True
+        )
+        return total.div_(self._batch(mechanism.sampling, at).to(total))
+
+    def _plain(self, sums: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        if not isinstance(mechanism.sampling, FullBatch):
+            raise AssertionError("feature statistics use every record")
+        return (sums[list(silos)] / self._batch(mechanism.sampling, silos)).unsqueeze(0)
+
+    def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
+        return _batches(sampling, tuple(self.records.counts[s] for s in silos))
+
+    def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        return self._counts(mean, mechanism, silos) if isinstance(mechanism, Shuffled) else self._gaussian(mean, mechanism, silos)
+
+    def _counts(self, mean: Tensor, mechanism: Shuffled, silos: Sequence[int]) -> Tensor:
+        """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b, p).
+
+        Runs of one world and as many noise bits share their draws. Rounding K records is drawn as one Gaussian of its largest variance, K / 4.
+        """
+        batch, bits = self._batch(mechanism.sampling, silos), torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1)
+        keys = list(zip(self._world.tolist(), bits.flatten().tolist(), strict=True))
+        kinds, records, shape = list(dict.fromkeys(keys)), batch.long().numpy(), tuple(mean.shape[1:])
+        rounding, noise = (np.empty((len(kinds), *shape)) for _ in range(2))
+        for at, (world, b) in enumerate(kinds):
+            rounding[at] = self._generators[world].standard_normal(shape) * np.sqrt(records) / 2
+            noise[at] = self._generators[world].binomial(records * b, mechanism.p, shape)
+        which = torch.tensor([kinds.index(key) for key in keys], device=mean.device)
+        on = {"dtype": torch.float64, "device": mean.device}
+        clip, levels = (torch.as_tensor(v, **on).reshape(-1, 1, 1) for v in (mechanism.clip, mechanism.levels))
+        unit = torch.where(clip > 0, mean.double() / clip, 0.0).clamp_(-1, 1)
+        most = batch.to(**on) * levels
+        rounded = ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which]).round_().clamp_(min=0.0).minimum(most)
+        return rounded + torch.from_numpy(noise).to(**on)[which]
+
+    def _gaussian(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
+        multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
+        multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
+        if bool((multiplier == 0).all()):
+            return mean
+        on = {"dtype": torch.float64, "device": mean.device}  # there: to fetch the clip from a GPU would be to wait for all it has to do
+        multiplier, clip, batch = (torch.as_tensor(v, **on) for v in (multiplier, mechanism.clip, self._batch(mechanism.sampling, silos)))
+        std = torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch.squeeze(-1)))
+        shape = tuple(mean.shape[1:])
+        draws = torch.empty(len(self._generators), *shape, dtype=torch.float32, device="cpu", pin_memory=mean.is_cuda)
+        for generator, world in zip(self._generators, draws.numpy(), strict=True):
+            standard_normals(generator, world)
+        noise = draws.to(mean, non_blocking=True)
+        noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
+        return torch.addcmul(mean, std.unsqueeze(-1).to(mean), noise)
+
+    def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
+        """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
+        if isinstance(sampling, FullBatch):
+            return self._everyone if list(silos) == list(range(len(self.records))) else self._everyone[list(silos)]
+        mask = self.records.mask[list(silos)]
+        match sampling:
+            case Poisson(rate):
+                chosen = torch.from_numpy(np.stack([g.random(tuple(mask.shape)) < rate for g in self._generators]))
+            case WithoutReplacement():
+                chosen = torch.stack([self._ranks(g, silos) < self._batch(sampling, silos).long() for g in self._generators])
+            case DisjointBatches(batches=batches, index=index, partition=name):
+                if (name, batches) not in self._partitions:
+                    everyone = range(len(self.records))
+                    self._partitions[name, batches] = torch.stack([self._ranks(g, everyone) for g in self._generators])
+                size = self._batch(sampling, silos).long()
+                chosen = self._partitions[name, batches][:, list(silos)] // size == index
+        chosen = chosen.to(mask.device) & mask
+        return (chosen[0] if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]).to(self.records.x.dtype)
+
+    def _ranks(self, generator: np.random.Generator, silos: Sequence[int]) -> Tensor:
+        """A uniformly random order of each silo's records (padding last), as ranks (M, n)."""
+        keys = torch.from_numpy(generator.random((len(silos), self.records.x.shape[1])))
+        keys[~self.records.mask[list(silos)].cpu()] = 2.0
+        return keys.argsort(1).argsort(1)
+
+
+@functools.lru_cache
+def _batches(sampling: Sampling, counts: tuple[int, ...]) -> Tensor:
+    return torch.tensor([[sampling.batch(n)] for n in counts], dtype=torch.float64)
+
+
+def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:
+    """The records of a small batch alone, padded to the largest among the silos."""
+    most = max(1, int(weight.count_nonzero(1).max()))
+    weight, index = weight.topk(most, dim=1)
+    silo = torch.arange(len(index), device=index.device).unsqueeze(1)
+    return Records(records.x[silo, index], records.y[silo, index], records.counts, records.names), weight

@@ -1,0 +1,1 @@
+"""A silo's records: reading, checking and splitting them."""

@@ -1,0 +1,52 @@
+"""Which of a silo's records are held out: a public rule of the position and n alone, so that no value decides, or moves, any record's part.
+
+The position must not follow from values either: rows sorted by a value, such as the label, move others along when one of them changes. Keep
+rows in the order in which they came, or by a record number; images are in the order of their files' names.
+
+No price is lowered for the split: what the two parts are asked is charged to one ledger and added up, as if each held all records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from silodp.core.errors import BadInput
+from silodp.silo.data.records import Records
+
+
+def held_out(n: int, share: float) -> np.ndarray:
+    """(n,) bool with floor(share x n) times True: the positions that a fixed hash ranks lowest, so an ordered file is split evenly too."""
+    if not 0 <= share < 1:
+        raise BadInput(f"the held-out share is {share:g}; it must be 0 or more, and less than 1")
+    mask = np.zeros(n, bool)
+    mask[np.argsort(_mixed(np.arange(n, dtype=np.uint64)), kind="stable")[: int(share * n)]] = True
+    return mask
+
+
+def split_records(records: Records, share: float) -> tuple[Records, Records]:
+    """(training part, held-out part) of every silo, with at least one record in each."""
+    parts: tuple[list, list] = [], []
+    for i, (n, name) in enumerate(zip(records.counts, records.names, strict=True)):
+        mask = torch.from_numpy(held_out(n, share))
+        if not 0 < int(mask.sum()) < n:
+            raise BadInput(f"a held-out share of {share:g} leaves silo {name} with {int(mask.sum())} held-out records of {n}; use another")
+        for part, keep in zip(parts, (~mask, mask), strict=True):
+            part.append((records.x[i, :n][keep], records.y[i, :n][keep], records.absent[i, :n][keep]))
+    return tuple(_padded(part, records) for part in parts)  # type: ignore[return-value]
+
+
+def _padded(part: list, like: Records) -> Records:
+    made = Records.of([(x, y) for x, y, _ in part], like.names)
+    if like.missing is None:
+        return made
+    missing = torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
+    return Records(made.x, made.y, made.counts, made.names, missing)
+
+
+def _mixed(k: np.ndarray) -> np.ndarray:
+    """SplitMix64 of each position: the same on every machine and in every version."""
+    z = (k + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,205 @@
+"""A silo's own file, checked against the public schema and made into features and labels.
+
+What is wrong is said with file, column and row, and without a cell's value: the sentences are for the silo's operator, end up in the
+daemon's journal, and must never travel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import OTHER, Column, Schema
+from silodp.silo.data.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
+from silodp.silo.data.images import read_images
+from silodp.silo.ledger.parts import exactly
+
+TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has
+
+
+def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
+    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1]."""
+    paths = [Path(path) for path in paths]
+    names = silo_names(paths)
+    tables = [read_table(path, schema) for path in paths]
+    return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by."""
+
+    x: np.ndarray  # (n, features) float32, within [-1, 1]
+    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
+    raw: tuple[np.ndarray, np.ndarray, bytes]
+    missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
+
+
+def read_table(path: Path, schema: Schema) -> Table:
+    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
+    if schema.images:
+        x, y, prints = read_images(path, schema.images, schema.label.classes)
+        return Table(x, y, (prints, y, exactly([x])))
+    cells = read_cells(path)
+    _check_columns(path, cells, schema)
+    if len(next(iter(cells.values()))) == 0:
+        raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
+    each = [_features(path, column, cells[column.name]) for column in schema.columns]
+    x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
+    return Table(x.astype(np.float32), _label(path, schema, cells), raw(cells), missing)
+
+
+def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
+    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again.
+
+    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one number.
+    """
+    columns = [cells[name] for name in sorted(cells)]
+    first, *rest = map(_as_numbers, columns)
+    return np.column_stack(rest), first, exactly(columns)
+
+
+def _as_numbers(cells: np.ndarray) -> np.ndarray:
+    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or one made of its text in small letters."""
+    if cells.dtype.kind in "biuf":
+        return cells.astype(np.float64)
+    code, texts = _distinct(cells)
+    return np.array([_as_number(text.casefold()) for text in texts], np.float64)[code]
+
+
+def _as_number(text: str) -> float:
+    if text in TRUE or text in FALSE:
+        return float(text in TRUE)
+    own = number(text)
+    if own == own or text in MISSING:
+        return own
+    digits = "".join(re.findall("[0-9]", text))
+    if len(digits) > 8:
+        return _hashed(text)
+    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(digits or 0)  # P0001 and P0002 stay neighbours: they are record numbers
+
+
+def _hashed(text: str) -> float:
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
+
+
+def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:
+    wanted = [*(column.name for column in schema.columns), *schema.label.columns]
+    lacks = [name for name in wanted if name not in cells]
+    besides = [name for name in cells if name not in wanted and name not in schema.ignore]
+    if lacks:
+        hint = "; is the first line a header of names, with cells separated by commas?"
+        if len(lacks) < len(wanted):  # there is a header, so a name in it is no cell
+            close = difflib.get_close_matches(lacks[0].lower(), [name.lower() for name in besides], n=1)
+            hint = f"; did you mean its column {next(name for name in besides if name.lower() == close[0])!r}?" if close else "."
+        raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
+    if besides:
+        raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
+
+
+def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
+    if column.type == "category":
+        codes = _codes(path, column.name, cells, column.categories, gone=column.missing is not None, other=OTHER in column.categories)
+        values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
+        missing, said = codes == GONE, column.missing is not None
+    else:
+        filled, missing = _filled(path, column, cells)
+        values, said = filled[:, None], column.indicator
+    gone = np.repeat(missing[:, None], values.shape[1], axis=1)
+    return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
+
+
+def _filled(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if column.type == "boolean":
+        codes = _booleans(path, column.name, cells, gone=column.missing is not None)
+        missing, values = codes == GONE, 2.0 * codes - 1
+        fill = 1.0 if column.missing else -1.0
+    else:
+        numbers, missing = _numbers(path, column.name, cells, gone=column.missing is not None)
+        values, fill = _scaled(numbers, column.range), _scaled(np.array(column.missing or 0.0), column.range)
+    return np.where(missing, fill, values), missing
+
+
+def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
+    label, first = schema.label, schema.label.columns[0]
+    if label.task in ("binary", "multiclass"):
+        return _codes(path, first, cells[first], label.classes)
+    numbers, _ = _numbers(path, first, cells[first], gone=False)
+    if label.task == "regression":
+        return _scaled(numbers, label.range).astype(np.float32)
+    _refuse(path, first, numbers < 0, "the time is below 0")
+    last = np.searchsorted(label.edges, numbers, side="left")  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
+    event = _booleans(path, label.columns[1], cells[label.columns[1]], gone=False)
+    return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
+
+
+def _numbers(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers, and where there is none; refused unless each is finite, or missing where that may be."""
+    if cells.dtype.kind in "iuf":
+        numbers = cells.astype(np.float64)
+        missing = np.isnan(numbers)
+    else:
+        code, texts = _distinct(cells)
+        numbers = np.array([number(text) for text in texts], np.float64)[code]
+        missing = np.array([text.lower() in MISSING for text in texts])[code]
+    if not gone:
+        _refuse(path, name, missing, "the value is missing, which the schema does not allow")
+    _refuse(path, name, ~missing & ~np.isfinite(numbers), "the value is not a finite number")
+    return numbers, missing
+
+
+def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    low, high = bounds
+    return (2 * (np.clip(numbers, low, high) - low) / (high - low) - 1).clip(-1, 1)
+
+
+def _codes(path: Path, name: str, cells: np.ndarray, known: tuple[str, ...], *, gone: bool = False, other: bool = False) -> np.ndarray:
+    """The number of each value's category, or GONE where a value may be missing; 1.0 is the category "1" unless "1.0" is one."""
+    index = {text: k for k, text in enumerate(known)}
+
+    def code(text: str) -> int:
+        found = index.get(text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD))
+        return index[OTHER] if found == BAD and other else found
+
+    return _coded(path, name, cells, code, gone=gone, wanted=f"one of {listed(known)}")
+
+
+def _booleans(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> np.ndarray:
+    def code(text: str) -> int:
+        text = text.lower()
+        return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
+
+    return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, 1 or 0")
+
+
+def _coded(path: Path, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:
+    which, texts = _distinct(cells)
+    codes = np.array([code(text) for text in texts], np.int64)[which]
+    if not gone:
+        _refuse(path, name, codes == GONE, "the value is missing, which the schema does not allow")
+    _refuse(path, name, codes == BAD, f"the value is not {wanted}")
+    return codes
+
+
+def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """For each cell the place of its text in a list of different ones; a null is the empty text."""
+    cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
+    code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
+    return code, [*(as_text(value).strip() for value in found), ""]
+
+
+def _refuse(path: Path, name: str, bad: np.ndarray, what: str) -> None:
+    """Raises BadInput if any row is bad."""
+    if bad.any():
+        more = f" (and in {int(bad.sum()) - 1} more rows)" if bad.sum() > 1 else ""
+        raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}{more}.")

@@ -1,0 +1,1 @@
+"""A silo's budget and what was spent of it, in memory or durably."""

@@ -1,0 +1,388 @@
+"""The ledger of a data set: an SQLite file that outlives runs, servers and processes, and says no before a budget is passed.
+
+An answer takes three steps, each durable before the next: charge, store the bytes, send. Every change of state is an entry of a hash chain, and
+(count, head hash) is kept in a second place, the anchor, so that an older copy of the file, an altered one or none at all is refused.
+
+Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.privacy.accounting import Budget, Rule
+from silodp.core.query import DisjointBatches, Event, Shared
+from silodp.host.atomic import sync_folder
+from silodp.silo.answer.lattice import Keystream
+from silodp.silo.ledger.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
+from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
+from silodp.silo.ledger.holds import SLACK as HELD_SLACK
+from silodp.silo.ledger.holds import Amounts, added
+from silodp.silo.ledger.identity import Identity, Registered, Registry, tag
+
+__all__ = ["DurableLedger", "Entry", "Identity", "Slip"]
+
+
+class DurableLedger:
+    """One data set's ledger, made by `create` or `open`. Threads may share it, and any number of processes may open it."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+        self._held: int | None = None  # the generation of the records that this object was last shown
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        rule: Rule,
+        budget: Budget,
+        records: int,
+        identity: Identity,
+        anchor: Path | None = None,
+        registry: Path | None = None,
+    ) -> DurableLedger:
+        """A new ledger with nothing spent. Refuses to overwrite anything, and a data set that has a ledger already on this machine."""
+        file = LedgerFile(path, anchor)
+        if not math.isfinite(budget.epsilon):
+            raise BadInput(f"epsilon is {budget.epsilon:g}; a durable ledger needs a finite one")
+        if records != identity.count:
+            raise BadInput(f"records is {records}, but the identity is of {identity.count} records; both must be of the same data set")
+        key = secrets.token_bytes(32)
+        sketch, layout = identity.sketch(key), identity.layout_under(key)
+        elsewhere = str(Path(anchor).resolve()) if anchor else ""
+        settings = Settings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere)
+        empty, place, known = Tally(settings), file.anchor(settings), Registry(registry)
+        if not empty.capacity > 0:
+            raise BadInput(
+                f"nothing could ever be asked: the {rule.name} rule leaves no room in epsilon {budget.epsilon:g}, delta {budget.delta:g}"
+            )
+        with known.locked(), contextlib.ExitStack() as undo:
+            known.refuse_known(identity)
+            for taken in (file.path, place, *(Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm"))):
+                if os.path.lexists(taken):
+                    raise BadInput(f"{taken} exists already; a ledger is never made over another file")
+            # The registry first: a ledger that it does not know would let a copy of the data have a second one.
+            undo.callback(known.forget, settings.ledger)
+            known.write(Registered(settings.ledger, file.path, sketch))
+            try:
+                undo.callback(place.unlink, missing_ok=True)
+                write_anchor(place, empty)
+                os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                undo.callback(file.path.unlink)
+                file.write_anew(settings, sketch)
+                sync_folder(file.path.parent)
+            except (OSError, sqlite3.Error) as error:
+                raise BadInput(f"the ledger {file.path} cannot be written: {reason(error)}") from None
+            undo.pop_all()
+        ledger = cls.open(path, anchor=anchor)
+        ledger._held = 0
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path, *, anchor: Path | None = None) -> DurableLedger:
+        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing or wrong is refused in a sentence."""
+        file = LedgerFile(path, anchor)
+        if not file.path.is_file():
+            raise BadInput(f"there is no ledger at {path}; restore it (a new one is made by `silodp ledger create` only)")
+        with file.explained():
+            with file.transaction(write=False) as connection:
+                file.sketch(connection)
+            file.pin()
+        return cls(file)
+
+    # --- answering --------------------------------------------------------------------------------------------------------------
+
+    def slip(
+        self,
+        *,
+        query_id: str,
+        digest: bytes,
+        kind: str,
+        asker: str,
+        run: str,
+        round: str = "",
+        held: int | None = None,
+        most_local: float = math.inf,
+        now: float | None = None,
+    ) -> Slip:
+        """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
+
+        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names
+        the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take what the
+        shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs that have not run out by `now`, in
+        seconds since 1970, are not taken away from them.
+        """
+        about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
+        if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
+            raise Refused("id")
+        slip = Slip(self, self._held if held is None else held, most_local, now, round=round, **about, digest=digest.hex())
+        with self._file.failing_closed():
+            with self._file.transaction() as connection:
+                answer = self._file.answer(connection, slip.known())
+            self._file.pin()
+        slip.answer = answer
+        return slip
+
+    def partition(self, name: str, batches: int, *, held: int | None = None) -> np.ndarray:
+        """The stored permutation of range(n) for this partition: drawn once, durable before its first use, and never drawn again.
+
+        It holds for the records as they were checked; once they change, another is drawn, whose batches are charged on top of the old ones.
+        """
+        file = self._file
+        with file.failing_closed():
+            with file.transaction() as connection:
+                self.check_held(self._held if held is None else held)
+                tally, key = file.tally, file.sketch(connection).key
+                entry = tally.partitions.get((name, batches, tally.generation))
+                if entry is None:
+                    drawn = Keystream().permutation(tally.records).astype("<u4").tobytes()
+                    event = {"partition": name, "batches": batches, "hmac": tag(key, b"partition", drawn).hex()}
+                    entry = file.append(connection, "partition", event=event)
+                    connection.execute("INSERT INTO partitions VALUES (?, ?)", (entry.sequence, drawn))
+                stored = file.permutation(connection, entry, key)
+            file.pin()
+        return np.frombuffer(stored, "<u4").astype(np.int64)
+
+    def purge(self, query_id: str) -> None:
+        """Drops the stored answer. Its charge stays, and its id is refused from now on, never computed again."""
+        file = self._file
+        with file.explained():
+            with file.transaction() as connection:
+                known = file.tally.queries.get(query_id)
+                if known is None:
+                    raise BadInput(f"the ledger {self.path} has no query {query_id!r}")
+                if not known.purged:
+                    about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
+                    file.append(connection, "purge", event={}, **about)
+                    if known.answer:
+                        connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
+            file.pin()
+
+    def check_identity(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> float:
+        """`hold`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
+        known, self._held = self.hold(x, y, exact, registry=registry)
+        return known
+
+    def hold(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> tuple[float, int]:
+        """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
+
+        To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever holds
+        records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
+        happened, and the new n, is public: the count of entries is in each release.
+        """
+        file, identity, known = self._file, Identity.of(x, y, exact), Registry(registry)
+        with file.explained(), known.locked():
+            with file.transaction() as connection:
+                name, sketch = file.tally.settings.ledger, file.sketch(connection)
+                known.refuse_copy(name, self.path)
+                likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
+                if not likeness.same:
+                    raise BadInput(f"these records are not the data set of the ledger {self.path}: it knows {likeness.known:.0%} of them")
+                known.refuse_known(identity, but=name)
+                generation = file.tally.generation
+                if layout != file.tally.layout:
+                    sketch = sketch.merged(identity.sketch(sketch.key))
+                    event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
+                    generation = file.append(connection, "records", event=event).sequence
+                    connection.execute("UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.parts))
+            known.keep(Registered(name, self.path, sketch))
+            file.pin()
+        return likeness.known, generation
+
+    def check_held(self, held: int | None) -> None:
+        """Within a transaction: refuses whoever holds other records than those that the ledger was last shown."""
+        if held != self._file.tally.generation:
+            raise Refused("ledger")
+
+    # --- looking ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def settings(self) -> Settings:
+        """What was fixed when the ledger was made: rule, budget and the first number of records."""
+        return self._file.tally.settings
+
+    @property
+    def anchor(self) -> Path:
+        return self._file.anchor(self.settings)
+
+    @property
+    def records(self) -> int:
+        """n, as last checked."""
+        return self._file.tally.records
+
+    @property
+    def capacity(self) -> float:
+        """What the rule lets the running total come to."""
+        return self._file.tally.capacity
+
+    def head(self) -> tuple[int, str]:
+        """(count of entries, hash of the last), for the anchor and for each release."""
+        tally = self._file.snapshot()
+        return tally.sequence, tally.head
+
+    def spent(self) -> float:
+        """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance (`figures.HOLDS`). Of totals: against the server."""
+        tally = self._file.snapshot()
+        delta = tally.settings.budget.delta
+        return (
+            tally.schedule().epsilon(delta) if tally.rule.name == "totals" else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
+        )
+
+    def local(self) -> float:
+        """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
+        tally = self._file.snapshot()
+        return tally.schedule(local=True).epsilon(tally.settings.budget.delta)
+
+    def left(self) -> float:
+        """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
+        return max(0.0, self.settings.budget.epsilon - self.spent())
+
+    def used(self) -> float:
+        """Share of the rule's capacity that is used up, from 0 to 1."""
+        return self._file.snapshot().total / self.capacity
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries in order, as of now."""
+        with self._file.explained(), self._file.transaction(write=False) as connection:
+            found = [Entry.of(row) for row in connection.execute(f"{ENTRIES} ORDER BY sequence")]
+        yield from found
+
+    def verify(self) -> None:
+        """Replays the whole file as if for the first time; BadInput with a sentence that names the entry if anything is not as it was written."""
+        self._file.verify()
+
+
+class Slip:
+    """One query's way through the ledger: charge, then store. It is the gate's Ledger for that query.
+
+    Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
+    """
+
+    def __init__(
+        self, ledger: DurableLedger, held: int | None, most_local: float, now: float | None, *, round: str = "", **about: str
+    ) -> None:
+        self._now = time.time() if now is None else now
+        self._ledger, self._file, self._held, self._most_local, self._about = ledger, ledger._file, held, most_local, about
+        self._round = {"round": round} if round else {}
+        self.answer: bytes | None = None
+        """The bytes that may be sent: durable, and the same for every call with this id."""
+
+    def known(self) -> Known | None:
+        """What has become of this id, within a transaction; Refused if it was another query's or was purged."""
+        known = self._file.tally.queries.get(self._about["query_id"])
+        if known and known.charge.digest != self._about["digest"]:
+            raise Refused("id-reused")
+        if known and known.purged:
+            raise Refused("purged")
+        return known
+
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+        """Prices the event and writes it down, durably, or raises Refused and charges nothing (`ledger`: or has charged it, when unsure).
+
+        What is charged but not answered is not charged again, if query and price are the same: nothing was sent.
+        """
+        if len(silos) != 1:
+            raise Refused("shape")
+        data, file = plain(event), self._file
+        if isinstance(event, Shared) != bool(self._round):
+            raise Refused("round")
+        with file.failing_closed():
+            with file.transaction() as connection:
+                data, known = file.tally.noted(data) | self._round, self.known()
+                if "levels" in data and file.tally.rounds.get(data.get("round", ""), self._about["query_id"]) != self._about["query_id"]:
+                    raise Refused("round")
+                answer = file.answer(connection, known)
+                if answer is None:
+                    bucket, amount = self._price(data)
+                    self._check_local(None if known else data)
+                    if known is None:
+                        if not file.tally.after(bucket, amount)[1] <= file.tally.capacity:
+                            raise Refused("budget")
+                        ended = self._check_holds(connection, bucket, amount)
+                        file.append(connection, "charge", event=data, bucket=bucket, amount=amount, after=ended, **self._about)
+                    elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (
+                        1 + SLACK
+                    ):
+                        raise Refused("id-reused")
+            file.pin()
+        self.answer = answer
+
+    def _price(self, data: dict) -> tuple[str, float]:
+        event = event_of(data)
+        if self._held is not None or isinstance(event.sampling, DisjointBatches):
+            self._ledger.check_held(self._held)
+        try:
+            return self._file.tally.price(event)
+        except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
+            raise Refused("rule") from None
+
+    def _check_holds(self, connection: sqlite3.Connection, bucket: str, amount: float) -> Entry | None:
+        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`).
+
+        One that no hold covers, and that leaves no room for what its own run still reserves, ends that hold: the entry that says so.
+        """
+        tally, holds, who = self._file.tally, self._file.tally.holds, (self._about["asker"], self._about["run"])
+        others, own = holds.others(*who, self._now), holds.own(*who, self._now)
+        covered = holds.covers(*who, bucket, amount, self._now)
+
+        def fits(*held: Amounts) -> bool:
+            total = float(tally.rule.total({k: np.asarray(v) for k, v in added(tally.buckets, {bucket: amount}, *held).items()}))
+            return total <= tally.capacity * (1.0 if covered else 1 - HELD_SLACK)
+
+        if others and not fits(others):
+            raise Refused("taken")
+        if covered or own is None or fits(others, holds.reserves(own, {bucket: amount})):
+            return None
+        return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
+
+    def _check_local(self, more: dict | None) -> None:
+        """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""
+        if self._most_local == math.inf:
+            return
+        try:
+            share = self._file.tally.local_share(self._most_local, more)
+        except Exception:  # as in `_price`
+            raise Refused("rule") from None
+        if not share <= 1.0:
+            raise Refused("local")
+
+    def store(self, answer: bytes) -> bytes:
+        """Keeps the answer durably and returns the bytes to send: this answer or, if another process was first, the one that it stored."""
+        file = self._file
+        with file.failing_closed():
+            with file.transaction() as connection:
+                known = self.known()
+                if known is None:
+                    raise Refused("ledger")  # not charged
+                stored = file.answer(connection, known)
+                if stored is None:
+                    stored = bytes(answer)
+                    event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored), "salt": secrets.token_hex(16)}
+                    # without the salt, the head in the next release would tell by trial when this entry was made
+                    entry = file.append(connection, "answer", event=event, **self._about)
+                    connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
+            file.pin()
+        self.answer = stored
+        return stored
+
+    def settle(self, event: Event, silos: Sequence[int], compute: Callable[[], bytes]) -> bytes:
+        """All of it in the only right order: the stored answer, or else charge, compute, store. What it returns is what may be sent."""
+        if self.answer is None:
+            self.charge(event, silos)
+        return self.answer if self.answer is not None else self.store(compute())

@@ -1,0 +1,243 @@
+"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the anchor, beside it or on another disk.
+
+Why a rollback journal and synchronous=EXTRA: the ledger is then one file whenever no transaction is open, so that a copy of it is whole; and after
+a power cut a journal whose deletion was not yet durable would undo a charge that had been committed, which EXTRA prevents (FULL does not).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from silodp.core.errors import BadInput, Refused
+from silodp.host.atomic import write_atomically
+from silodp.silo.ledger.chain import COLUMNS, SLACK, Altered, Entry, Known, Settings, Tally, canonical
+from silodp.silo.ledger.identity import Sketch, tag
+
+BUSY = 30.0  # seconds that one process waits for another
+APPLICATION = 0x51100DB1
+TABLES = (  # by name
+    "CREATE TABLE answers (sequence INTEGER PRIMARY KEY, bytes BLOB NOT NULL)",
+    f"CREATE TABLE entries ({COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(f'{column} TEXT NOT NULL' for column in COLUMNS[1:])})",
+    "CREATE TABLE identity (key BLOB NOT NULL, marks BLOB NOT NULL, parts BLOB NOT NULL)",
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE UNIQUE INDEX once ON entries (query_id, act) WHERE query_id <> ''",
+    "CREATE TABLE partitions (sequence INTEGER PRIMARY KEY, permutation BLOB NOT NULL)",
+)
+ENTRIES = f"SELECT {', '.join(COLUMNS)} FROM entries"
+
+
+class LedgerFile:
+    """Both files and the tally of what was read from them. Memory follows the file, never the other way round.
+
+    Every transaction opens the file anew and checks all that is new in it, so that other processes, a fork, and a file that was swapped or
+    rolled back underneath are seen. Each of the methods that takes a connection is called within a transaction.
+    """
+
+    def __init__(self, path: Path, anchor: Path | None) -> None:
+        self.path = Path(path).resolve()
+        self._given_anchor = anchor and Path(anchor).resolve()
+        self._lock = threading.RLock()
+        self._tally: Tally | None = None
+        self._anchored = -1
+
+    @property
+    def tally(self) -> Tally:
+        if self._tally is None:
+            raise Altered("it has not been read")
+        return self._tally
+
+    def snapshot(self) -> Tally:
+        """What the file says now, of which nothing changes any more."""
+        with self.explained(), self.transaction(write=False):
+            tally = copy.copy(self.tally)
+            tally.buckets = dict(tally.buckets)
+            return tally
+
+    def anchor(self, settings: Settings) -> Path:
+        return Path(self._given_anchor or settings.anchor or f"{self.path}.anchor")
+
+    def write_anew(self, settings: Settings, sketch: Sketch) -> None:
+        """The tables of a ledger without entries, in one transaction, into an empty file."""
+        with contextlib.closing(connect(self.path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            for table in TABLES:
+                connection.execute(table)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", settings.rows().items())
+            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.parts))
+            connection.execute("COMMIT")
+
+    # --- transactions -----------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = True, sums: bool = False) -> Iterator[sqlite3.Connection]:
+        with self._lock, contextlib.closing(connect(self.path)) as connection:
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                self._catch_up(connection, sums=sums)
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
+        if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
+            raise Altered("the file is empty or is not a ledger")
+        if tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name")) != TABLES:
+            raise Altered("its tables are not those of a ledger")
+        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        if self.path.stat().st_size != pages * size:
+            raise Altered("the file is cut short")
+        settings = Settings.of(dict(connection.execute("SELECT name, value FROM meta")))
+        tally = self._tally or Tally(settings)
+        if settings.genesis != tally.settings.genesis:
+            raise Altered("it is another ledger than the one that was opened, or its settings were altered")
+        if _hash_at(connection, tally.sequence, tally) != tally.head:
+            raise Altered(f"entry {tally.sequence} is gone or is not the one that was there before")
+        for row in connection.execute(f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)):
+            tally.apply(Entry.of(row), sums=sums)
+        tally.check_total()
+        self._anchored = self._check_anchor(connection, tally)
+        self._tally = tally
+
+    def _check_anchor(self, connection: sqlite3.Connection, tally: Tally) -> int:
+        """The count that the anchor has seen; Altered unless the chain was, at that count, what the anchor says. The chain may be ahead."""
+        place = self.anchor(tally.settings)
+        try:
+            data = json.loads(place.read_bytes())
+            ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
+        except FileNotFoundError:
+            raise Altered(f"its anchor {place} is missing; restore it") from None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise Altered(f"its anchor {place} cannot be read; restore it") from None
+        if ledger != tally.settings.ledger:
+            raise Altered(f"its anchor {place} belongs to another ledger")
+        if count > tally.sequence:
+            raise Altered(f"it has {tally.sequence} entries but its anchor {place} has seen {count}, so this is an older copy")
+        if count < 0 or _hash_at(connection, count, tally) != head:
+            what = f"entry {count} is" if count else "its settings are"
+            raise Altered(f"{what} not what its anchor {place} has seen")
+        return count
+
+    def pin(self) -> None:
+        """Brings the anchor up to what is committed; under the file's lock, so that it never goes back."""
+        with self._lock:
+            if self._anchored == self.tally.sequence:
+                return
+            with self.transaction():
+                if self._anchored < self.tally.sequence:
+                    write_anchor(self.anchor(self.tally.settings), self.tally)
+                    self._anchored = self.tally.sequence
+
+    def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
+        entry = self.tally.draft(act, now(), **about)
+        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row())
+        self._anchored = -1  # until `pin` has looked
+        return entry
+
+    # --- what the entries speak of ----------------------------------------------------------------------------------------------
+
+    def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
+        """The stored answer; Altered if its bytes are not those whose hash is in the chain."""
+        if known is None or known.answer is None:
+            return None
+        row = connection.execute("SELECT bytes FROM answers WHERE sequence = ?", (known.answer.sequence,)).fetchone()
+        if row is None or not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != known.answer_sha256:
+            raise Altered(f"the stored answer of entry {known.answer.sequence} is gone or was altered")
+        return row[0]
+
+    def permutation(self, connection: sqlite3.Connection, entry: Entry, key: bytes) -> bytes:
+        row = connection.execute("SELECT permutation FROM partitions WHERE sequence = ?", (entry.sequence,)).fetchone()
+        if row is None or not isinstance(row[0], bytes) or tag(key, b"partition", row[0]).hex() != json.loads(entry.event)["hmac"]:
+            raise Altered(f"the stored partition of entry {entry.sequence} is gone or was altered")
+        return row[0]
+
+    def sketch(self, connection: sqlite3.Connection) -> Sketch:
+        rows = connection.execute("SELECT key, marks, parts FROM identity").fetchall()
+        if len(rows) != 1 or not all(isinstance(value, bytes) for value in rows[0]) or Sketch(*rows[0]).digest() != self.tally.sketch:
+            raise Altered("the sketch of its records is gone or was altered")
+        return Sketch(*rows[0])
+
+    def verify(self) -> None:
+        """Replays the whole file as if for the first time: chain, prices, totals, stored answers and partitions, sketch, anchor."""
+        anew = LedgerFile(self.path, self._given_anchor)
+        with self.explained(), anew.transaction(write=False, sums=True) as connection:
+            tally, key = anew.tally, anew.sketch(connection).key
+            if tally.total > tally.capacity * (1 + SLACK):
+                raise Altered(f"its total of {tally.total:g} is above the {tally.capacity:g} that its budget allows")
+            kept = [known for known in tally.queries.values() if known.answer and not known.purged]
+            for known in kept:
+                anew.answer(connection, known)
+            for entry in tally.partitions.values():
+                anew.permutation(connection, entry, key)
+            for table, entries in (("answers", [k.answer for k in kept]), ("partitions", tally.partitions.values())):
+                if {sequence for (sequence,) in connection.execute(f"SELECT sequence FROM {table}")} != {e.sequence for e in entries if e}:
+                    raise Altered(f"its {table} are not those that its entries speak of")
+            if [result for (result,) in connection.execute("PRAGMA integrity_check(1)")] != ["ok"]:
+                raise Altered("its pages are damaged")
+
+    # --- what went wrong --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """For people: what is wrong with the file, in a sentence."""
+        try:
+            yield
+        except Altered as error:
+            raise BadInput(f"the ledger {self.path} is refused: {error}") from None
+        except (sqlite3.Error, OSError) as error:
+            raise BadInput(f"the ledger {self.path} is refused: {reason(error)}") from None
+
+    @contextlib.contextmanager
+    def failing_closed(self) -> Iterator[None]:
+        """For whoever asks: one fixed code, whatever is wrong with the file or the disk."""
+        try:
+            yield
+        except (Altered, BadInput, sqlite3.Error, OSError):
+            raise Refused("ledger") from None
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY, isolation_level=None)
+    try:
+        for pragma in ("synchronous = EXTRA", "fullfsync = ON", "secure_delete = ON", "trusted_schema = OFF", "cell_size_check = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        if connection.execute("PRAGMA journal_mode").fetchone() != ("delete",):
+            raise Altered("its journal mode was changed")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def write_anchor(place: Path, tally: Tally) -> None:
+    write_atomically(place, canonical({"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}))
+
+
+def _hash_at(connection: sqlite3.Connection, sequence: int, tally: Tally) -> str | None:
+    if sequence == 0:
+        return tally.settings.genesis
+    row = connection.execute("SELECT hash FROM entries WHERE sequence = ?", (sequence,)).fetchone()
+    return row and row[0]
+
+
+def now() -> str:
+    """For people: no decision looks at it, so that a clock that goes backwards changes nothing."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read or written"
+    words = str(error)
+    return "the file is damaged or is not a ledger" if "not a database" in words or "malformed" in words else words

@@ -1,0 +1,222 @@
+"""Which data set a ledger belongs to: a keyed sketch of its records that survives reordering, edits, growth, renaming and copying.
+
+A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of its values in sorted order: neither the order of
+rows or columns nor which column is the label matters. `parts` are marks of some columns each, with how often each value occurs: they outlive added
+and dropped columns, also together with added, removed and edited rows. Values themselves are never stored. What is compared is the file's cells,
+not what a schema makes of them; another kind of file, or of true and false, is seen through.
+
+Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up to half), or with enough people (at least 21,
+21 n / 2,000 in a larger set of n, and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped
+throughout, images that were packed anew with loss, fewer people in rows that all changed, and few coarse columns (an age and a sex, say) once the
+rows have grown several times over or half were replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the same.
+
+The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.core.errors import BadInput
+from silodp.host.atomic import write_atomically
+from silodp.silo.ledger.parts import CORE, Part, by_chance, canonical, exactly, merged, parts_of, unpacked
+
+MARK = 16  # bytes of a mark
+KEPT = 100_000
+"""Marks kept of a data set; of a larger one the smallest, which are a random sample under the key."""
+SAME = 0.05
+"""Two data sets are the same one, changed, when this share of the smaller one's records is in both, besides twice what chance would give ..."""
+MOSTLY = 0.5  # ... or this share, whatever chance gives
+PARTS = 300  # kept of a data set whose columns change again and again
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity:
+    """Digests of the records, in memory only: without the ledger's key they could be found by guessing records, so they are never stored."""
+
+    count: int
+    rows: list[bytes]
+    parts: list[Part]
+    layout: bytes
+
+    @classmethod
+    def of(cls, x: Any, y: Any, exact: bytes = b"") -> Identity:
+        """The identity of records x (n, ...) with labels y (n,), recognised by values as `canonical` has them.
+
+        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do.
+        """
+        x, y = np.asarray(x), np.asarray(y)
+        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+            raise BadInput(f"records need features of shape (n, ...) and labels of shape (n,), n > 0, but have {x.shape} and {y.shape}")
+        flat, rows = x.reshape(len(x), -1), []
+        step = max(1, _CHUNK // (flat.shape[1] + 1))
+        for start in range(0, len(x), step):
+            table = canonical(np.column_stack([flat[start : start + step], y[start : start + step]]))
+            rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
+        return cls(len(rows), rows, parts_of([*flat.T, y]), exactly([x, y]) + exact)
+
+    def sketch(self, key: bytes) -> Sketch:
+        rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
+        return Sketch(key, _packed(rows), b"".join(part.keyed(partial(tag, key, b"part")).packed() for part in self.parts))
+
+    def layout_under(self, key: bytes) -> str:
+        """A mark of the whole table in its order: while it stays, row k is the same record, and a stored partition may be used."""
+        return tag(key, b"layout", self.layout).hex()
+
+
+@dataclass(frozen=True, repr=False)
+class Sketch:
+    """The stored marks: sorted, different, and laid end to end."""
+
+    key: bytes
+    rows: bytes
+    parts: bytes
+
+    def digest(self) -> str:
+        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.parts).hex()
+
+    def merged(self, other: Sketch) -> Sketch:
+        """Both sets of marks: what was once in the data set stays known, whatever is edited."""
+        parts = merged(unpacked(self.parts), unpacked(other.parts), PARTS)
+        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), b"".join(part.packed() for part in parts))
+
+    def compare(self, identity: Identity) -> Likeness:
+        other = identity.sketch(self.key)
+        mine, theirs = _split(self.rows), _split(other.rows)
+        # Of a large set only the smallest marks are kept, so that only the marks below both cuts can be compared.
+        cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
+        mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
+        shared, known, new = len(mine & theirs), unpacked(self.parts), unpacked(other.parts)
+        return Likeness(
+            known=shared / max(1, len(theirs)),
+            records=shared / max(1, min(len(mine), len(theirs))),
+            parts=max((one.share(part) for part in new for one in known), default=0.0),
+            chance=max((by_chance(one, part) for part in new for one in known if one.kind == part.kind == CORE), default=0.0),
+        )
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How much a data set has in common with a sketch."""
+
+    known: float  # share of its records that the sketch knows
+    records: float  # share of the smaller one's records that are in both
+    parts: float  # about the share of the smaller one's people that some of the columns show in both
+    chance: float  # about the share of records that other people of the same kind would have in common with the larger one
+
+    @property
+    def same(self) -> bool:
+        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.parts >= SAME
+
+    def words(self) -> str:
+        return (
+            f"{self.records:.0%} of its records" if self.records >= self.parts else f"some columns of about {self.parts:.0%} of its records"
+        )
+
+
+def tag(key: bytes, domain: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, domain + b"\0" + content, "sha256")
+
+
+def _packed(marks: set[bytes]) -> bytes:
+    return b"".join(sorted(marks)[:KEPT])
+
+
+def _split(packed: bytes) -> set[bytes]:
+    return {packed[i : i + MARK] for i in range(0, len(packed), MARK)}
+
+
+# --- the registry ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Registered:
+    ledger: str
+    path: Path
+    sketch: Sketch
+
+
+class Registry:
+    """The ledgers known on this machine: by default in ~/.local/state/silodp/ledgers, or in $SILODP_STATE/ledgers."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None:
+            try:
+                state = os.environ.get("SILODP_STATE") or Path.home() / ".local/state/silodp"
+            except RuntimeError:
+                raise BadInput("there is no home folder to keep the registry of ledgers in; set SILODP_STATE to a folder") from None
+            folder = Path(state) / "ledgers"
+        self.folder = folder
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time, from looking for a data set to writing it down."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise BadInput(
+                f"the registry of ledgers {self.folder} cannot be written ({error.strerror}); set SILODP_STATE to a folder that can"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def __iter__(self) -> Iterator[Registered]:
+        for file in sorted(self.folder.glob("*.json")):
+            try:
+                data = json.loads(file.read_text())
+                sketch = Sketch(*(base64.b64decode(data[name], validate=True) for name in ("key", "rows", "parts")))
+                unpacked(sketch.parts)
+                yield Registered(data["ledger"], Path(data["path"]), sketch)
+            except (OSError, ValueError, KeyError, TypeError):
+                raise BadInput(
+                    f"the registry file {file} cannot be read, so it is not known which records have a ledger already; restore it"
+                ) from None
+
+    def write(self, entry: Registered) -> None:
+        encoded = {name: base64.b64encode(getattr(entry.sketch, name)).decode() for name in ("key", "rows", "parts")}
+        try:
+            write_atomically(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
+        except OSError as error:
+            raise BadInput(f"the registry of ledgers {self.folder} cannot be written: {error.strerror}") from None
+
+    def keep(self, entry: Registered) -> None:
+        if entry not in list(self):
+            self.write(entry)
+
+    def forget(self, ledger: str) -> None:
+        (self.folder / f"{ledger}.json").unlink(missing_ok=True)
+
+    def refuse_copy(self, ledger: str, path: Path) -> None:
+        """BadInput if the ledger of this name is elsewhere, and is still there: what one of two copies spends the other does not see."""
+        for entry in self:
+            if entry.ledger == ledger and entry.path.exists() and not (entry.path == path or entry.path.samefile(path)):
+                raise BadInput(f"{path} is a copy of the ledger {entry.path}; use that one, since neither sees what the other spends")
+
+    def refuse_known(self, identity: Identity, *, but: str = "") -> None:
+        """BadInput if these records belong to a ledger already, other than the one named `but`."""
+        for entry in self:
+            if entry.ledger != but and (likeness := entry.sketch.compare(identity)).same:
+                gone = "" if entry.path.exists() else ", which is missing and must be restored"
+                raise BadInput(
+                    f"this data set has {likeness.words()} in common with the one whose ledger is {entry.path}{gone}; that budget is the one that "
+                    "these people have, so put this file in the place of that gate's data file (if they are other people, and their few values "
+                    "merely look alike, run this gate as a user of its own, with a registry of its own)"
+                )

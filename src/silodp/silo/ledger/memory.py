@@ -1,0 +1,47 @@
+"""The running sum of what a silo has spent. This one lives in memory, for simulation: J runs, each a world of its own, over N silos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.privacy.accounting import Budget, Rule, budget_array
+from silodp.core.query import Event, Shared
+
+
+class MemoryLedger:
+    """Charges events by one rule against one budget per run and silo, and refuses before a sum would pass its budget."""
+
+    def __init__(self, rule: Rule, budgets: Budget | Sequence, counts: Sequence[int]) -> None:
+        """`budgets` is one Budget, one per silo, or one row of them per run."""
+        self.rule = rule
+        self.counts = np.asarray(counts)
+        array = budget_array(budgets)
+        self.budgets = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
+        self._capacity = rule.capacity(self.budgets)
+        self._buckets: dict[str, np.ndarray] = {}
+
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+        """Adds the event's price to the answering silos, or raises Refused("budget") and charges nobody."""
+        try:
+            key, price = self.rule.price(event, self.counts)
+        except BadInput:
+            raise Refused("rule") from None
+        price = np.broadcast_to(price, np.broadcast_shapes(np.shape(price), self._capacity.shape))
+        added = np.zeros(price.shape)
+        added[:, silos] = price[:, silos]
+        buckets = {**self._buckets, key: self._buckets.get(key, 0.0) + added}
+        if not np.all(self.rule.total(buckets) <= self._capacity):
+            raise Refused("budget")
+        self._buckets = buckets
+
+    def used(self) -> np.ndarray:
+        """Share of each budget's capacity that is used up, (J, N)."""
+        return np.broadcast_to(self.rule.total(self._buckets) / self._capacity, self._capacity.shape)
+
+    def epsilon(self) -> np.ndarray:
+        """Epsilon spent so far at each budget's own delta, (J, N)."""
+        delta = np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)
+        return np.broadcast_to(self.rule.epsilon(self._buckets, delta), self._capacity.shape)

@@ -1,0 +1,170 @@
+"""Taking and releasing holds in a data set's ledger: each a durable entry of its chain, made in one transaction with the check that allows it.
+
+A hold is for one asker's run, capped by the policy in share, number and seconds. Whether it is given is a function of the request, the policy, the
+ledger and the time. It ends with its run, by its time, by the officer (`silodp ledger release`), or when the records change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from silodp.core.errors import Refused
+from silodp.core.query import Event, Shared
+from silodp.silo.ledger.chain import Tally, event_of, plain
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.holds import SLACK, Amounts, Hold, Holds, added
+
+
+class Caps(Protocol):
+    """The policy's limits of what one asker may hold."""
+
+    @property
+    def hold_share(self) -> float: ...
+    @property
+    def holds_per_asker(self) -> int: ...
+    @property
+    def hold_seconds(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`code` is empty if the amount is held. `needed` and `left` are shares of the ledger's capacity."""
+
+    code: str
+    needed: float
+    left: float
+    seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Open:
+    """An open hold as the officer sees it: what it still reserves, as a share of the capacity."""
+
+    hold: Hold
+    share: float
+    seconds: float
+
+
+def take(
+    ledger: DurableLedger,
+    *,
+    hold: str,
+    digest: str,
+    asker: str,
+    run: str,
+    number: int,
+    events: Sequence[Event | Shared],
+    caps: Caps,
+    now: float,
+    held: int | None,
+) -> Outcome:
+    """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
+
+    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed") if it has ended since or a request of the run
+    with a number as high was written down before, Refused("id-reused") for another request under its id, Refused("rule") where the
+    ledger has no price.
+    """
+    data, file = [plain(event) for event in events], ledger._file
+    with file.failing_closed():
+        with file.transaction() as connection:
+            tally, holds = file.tally, file.tally.holds
+            ledger.check_held(held)
+            if hold in holds.over:
+                raise Refused("lapsed")
+            wanted = _priced(tally, data)
+            rest = holds.rest(asker, run, wanted)
+            others = holds.others(asker, run, now)
+            needed, left = _share(tally, rest), 1 - _share(tally, added(tally.buckets, others))
+            if (known := holds.open.get(hold)) is not None:
+                if (known.digest, known.asker, known.run) != (digest, asker, run):
+                    raise Refused("id-reused")
+                if known.until <= now:
+                    raise Refused("lapsed")
+                return Outcome("", needed, left, round(known.until - now))
+            if not holds.later(asker, run, number):
+                raise Refused("lapsed")
+            if not all(map(math.isfinite, wanted.values())):
+                return Outcome("budget", math.inf, left)
+            if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
+                return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
+            mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
+            code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), len(mine), caps)
+            if not code:
+                until = int(now) + caps.hold_seconds
+                # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
+                ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
+                about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
+                file.append(connection, "hold", event={"events": data, "until": until, "ends": ends, "number": number}, **about)
+        file.pin()
+    return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
+
+
+def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, number: int, caps: Caps) -> str:
+    if not _share(tally, added(tally.buckets, rest)) <= 1 - SLACK:
+        return "budget"
+    if not _share(tally, added(tally.buckets, others, rest)) <= 1 - SLACK:
+        return "taken"
+    return "hold-limit" if number >= caps.holds_per_asker or not _share(tally, added(mine, rest)) <= caps.hold_share else ""
+
+
+def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
+    try:
+        return added(*({bucket: amount} for bucket, amount in (tally.price(event_of(event)) for event in data)))
+    except Exception:  # whatever a numerical library raises: what cannot be priced is not held
+        raise Refused("rule") from None
+
+
+def _share(tally: Tally, buckets: Amounts) -> float:
+    return float(tally.rule.total({bucket: np.asarray(amount) for bucket, amount in buckets.items()})) / tally.capacity
+
+
+def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
+    """Ends the open ones among these holds, by the officer's word; how many that were."""
+    return sum(_ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids)
+
+
+def known(ledger: DurableLedger, hold: str) -> bool:
+    """Whether a hold of this id was ever taken."""
+    with ledger._file.failing_closed():
+        holds = ledger._file.snapshot().holds
+    return hold in holds.open or hold in holds.over
+
+
+def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
+    """Ends what is held for the run, whatever its id, unless a request with a number as high was written down; whether anything was."""
+
+    def held(holds: Holds) -> Hold | None:
+        own = (hold for hold in holds.open.values() if (hold.asker, hold.run) == (asker, run))
+        return next(own, None) if holds.later(asker, run, number) else None
+
+    return _ended(ledger, held, {"why": "run", "number": number})
+
+
+def _ended(ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]) -> bool:
+    file = ledger._file
+    with file.explained():
+        with file.transaction() as connection:
+            if (hold := which(file.tally.holds)) is not None:
+                file.append(connection, "release", event=event, **hold.about)
+        file.pin()
+    return hold is not None
+
+
+def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
+    """The holds that count now, as of the file."""
+    moment = time.time() if now is None else now
+    return list(_listed(ledger, moment))
+
+
+def _listed(ledger: DurableLedger, now: float) -> Iterator[Open]:
+    file = ledger._file
+    with file.explained(), file.transaction(write=False):
+        found = [(hold, _share(file.tally, file.tally.holds.reserves(hold))) for hold in file.tally.holds.live(now)]
+    for hold, share in found:
+        yield Open(hold, share, hold.until - now)

@@ -1,0 +1,120 @@
+"""A ledger as people read it: its rule by name, what is spent and left, open holds, every charge with its cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from silodp.core.privacy.accounting import Budget, Rule
+    from silodp.silo.ledger.durable import DurableLedger
+
+
+def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
+    from silodp.core.privacy.accounting import GDP, Committed, Renyi
+    from silodp.core.privacy.totals import Totals
+
+    kind, _, order = name.partition(":")
+    events = tuple(_release(text) for text in schedule)
+    if bool(events) != (kind == "committed"):
+        raise BadInput(
+            f"--schedule is given {len(events)} times, but the rule is {kind}; the committed rule needs a schedule, the others take none"
+        )
+    match kind, order:
+        case "gdp", "":
+            return GDP()
+        case "totals", "":
+            return Totals.for_budget(budget)
+        case "renyi", "":
+            return Renyi.for_gaussian(budget)
+        case "renyi", _:
+            return Renyi(_number("--rule", name, order))
+        case "committed", "":
+            return Committed(events)
+    raise BadInput(f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER or committed")
+
+
+def _release(text: str) -> Any:
+    from silodp.core.query import Event, FullBatch, Poisson
+
+    match text.split(":"):
+        case ["full", noise, count]:
+            sampling = FullBatch()
+        case ["poisson", rate, noise, count]:
+            sampling = Poisson(_number("--schedule", text, rate))
+            if not 0 < sampling.rate <= 1:
+                raise BadInput(f"--schedule is {text!r}; a rate lies between 0 and 1")
+        case _:
+            raise BadInput(f"--schedule is {text!r}; it must be full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT")
+    times = _number("--schedule", text, count)
+    if times != int(times):
+        raise BadInput(f"--schedule is {text!r}; a count is a whole number")
+    return Event(sampling, _number("--schedule", text, noise), int(times))
+
+
+def _number(option: str, text: str, part: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise BadInput(f"{option} is {text!r}; {part!r} must be a number greater than 0")
+    return value
+
+
+def summary_of(opened: DurableLedger) -> dict[str, Any]:
+    settings, (count, head), used, spent = opened.settings, opened.head(), opened.used(), opened.spent()
+    alone = {"local_epsilon": local if math.isfinite(local := opened.local()) else None} if settings.rule.name == "totals" else {}
+    return {
+        "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
+        "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, "holds": holds_of(opened), **alone,
+    }  # fmt: skip
+
+
+def said_of(summary: dict[str, Any]) -> str:
+    """What is spent, of what and against whom: one statement, one figure, which is the one that plan, run and report show."""
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    about = f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} records"
+    if "local_epsilon" not in summary:
+        return f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent ({about})."
+    local = f"epsilon {shown(summary['local_epsilon'])}" if summary["local_epsilon"] is not None else "no bound"
+    return (
+        f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent against the server, which sees totals ({about}). "
+        f"Against the shuffler itself, or whoever else sees this silo's own counts: {local}."
+    )
+
+
+def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
+    """The open holds: whose, for which run, the share of the budget that each still reserves, and for how long."""
+    from silodp.silo.ledger.reserve import listed
+
+    return [
+        {"id": o.hold.id, "run": o.hold.run, "asker": o.hold.asker, "time": o.hold.time, "share": o.share, "seconds": o.seconds}
+        for o in listed(opened)
+    ]
+
+
+def queries_of(opened: DurableLedger) -> list[dict[str, Any]]:
+    """Every charge in the order of the ledger, with its cost and what was left after it as shares of the budget."""
+    capacity = opened.capacity
+    entries = list(opened.entries())
+    fate = {e.query_id: {"answer": "kept", "purge": "purged"}[e.act] for e in entries if e.act in ("answer", "purge")}
+    before, queries = 0.0, []
+    for e in entries:
+        if e.act == "charge":
+            queries.append(
+                {
+                    "entry": e.sequence, "time": e.time, "asker": e.asker, "run": e.run, "kind": e.kind, "query_id": e.query_id,
+                    "event": json.loads(e.event), "cost": (e.total - before) / capacity, "left": 1 - e.total / capacity,
+                    "answer": fate.get(e.query_id, "not yet"),
+                }
+            )  # fmt: skip
+            before = e.total
+    return queries

@@ -1,0 +1,200 @@
+"""The gate daemon, `silodp silo serve`: the process around a door. It loads what the silo owns, listens on a Unix socket and keeps a log.
+
+Whatever a courier does with its end of the socket, all that goes back is the door's reply or one of `LINE_CODES`. Nothing that is
+printed or logged holds a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.losses import Loss
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
+from silodp.core.problem.schema import Schema
+from silodp.core.problem.task import Task
+from silodp.core.protocol.codec import Refusal, encode_reply
+from silodp.host.listening import Log, Server, sole, tell_systemd
+from silodp.host.ownership import entrust, exposed, group_of, reachable
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
+from silodp.silo.data.tables import raw, read_table
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.identity import Registry
+from silodp.silo.service.door import Door, Note
+from silodp.silo.service.pause import Pause
+from silodp.silo.service.policy import Place, Policy, Shuffling
+
+# --- what the silo owns -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Held:
+    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest that a ledger recognises them by."""
+
+    x: np.ndarray  # (n, features)
+    y: np.ndarray
+    features: tuple[str, ...]
+    known_by: tuple[np.ndarray, np.ndarray, bytes]
+    missing: np.ndarray | None = None  # as x: where the schema had a value filled in
+
+    def records(self) -> Records:
+        return replace(Records.of([(self.x, self.y)]), missing=None if self.missing is None else torch.from_numpy(self.missing)[None])
+
+
+def find_schema(place: Place) -> Schema | None:
+    """The schema that the policy names, if it does, with the very label and classes that the policy has."""
+    if not place.schema:
+        return None
+    schema = Schema.load(place.schema)
+    if (place.label, place.classes) != (schema.label.name, schema.label.classes):
+        raise BadInput(f"the policy's label and classes are not those of the schema {place.schema}; `silodp silo init` writes them")
+    return schema
+
+
+def read_records(place: Place, schema: Schema | None) -> Held:
+    """What is wrong is said without a word of the file's content but a column's name."""
+    try:
+        if schema:
+            table = read_table(Path(place.data), schema)
+            return Held(table.x, table.y, schema.features, table.raw, table.missing)
+        loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
+    except BadInput as error:
+        raise BadInput(str(error).rstrip(".")) from None
+    except Exception:
+        raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
+    x, y = loaded.records_raw[0]
+    return Held(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
+
+
+def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
+    """The problem in the silo's own words. Whether the policy approves it is for the door to say."""
+    task, shape = (schema.task, schema.shape) if schema else (Task.plain(len(place.classes)), ())
+    model, loss = _model_in_file(place, features, task) if place.model_file else model_by_name(place.model, features, task, shape)
+    return Problem(model, loss, by_name(place.prox), schema=schema.hash if schema else "")
+
+
+def file_hash(path: str) -> str:
+    """SHA-256 of a model's file: the definition's hash covers shapes and constants, but not what `forward` does."""
+    return hashlib.sha256(_bytes(path)).hexdigest()
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _model_in_file(place: Place, features: int, task: Task) -> tuple[nn.Module, Loss]:
+    outputs, loss = task.head()
+    path, _, function = place.model.rpartition(":")
+    source = _bytes(path)
+    if (found := hashlib.sha256(source).hexdigest()) != place.model_sha256:
+        raise BadInput(f"the policy approves a model file with SHA-256 {place.model_sha256 or '(none)'}, but that of {path} is {found}")
+    names: dict = {"__name__": "silodp_approved_model", "__file__": path}
+    try:
+        exec(compile(source, path, "exec"), names)  # the very bytes that were hashed
+        model = names[function](features, outputs)
+    except Exception as error:
+        raise BadInput(f"{path}: {function}(features, outputs) made no model ({type(error).__name__})") from None
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
+    return model, loss
+
+
+def read_key(path: str) -> Ed25519PrivateKey:
+    """The silo's signing key, 64 hexadecimal digits in a file."""
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(_bytes(path).decode("ascii").strip()))
+    except ValueError:
+        raise BadInput(f"the key file {path} must hold 64 hexadecimal digits; restore it") from None
+
+
+# --- the log ------------------------------------------------------------------------------------------------------------------------
+
+
+class GateLog(Log):
+    """One line for each frame: when, what became of it, which statistic, which query, its price and what is left. No data, no addresses."""
+
+    def __init__(self, path: str, most: int) -> None:
+        super().__init__(path, most)
+        self._ledger: DurableLedger | None = None
+        self._used = 0.0
+
+    def follow(self, ledger: DurableLedger) -> None:
+        """From now on prices are told: what the ledger has used up more than when it was last asked."""
+        self._ledger, self._used = ledger, ledger.used()
+
+    def note(self, note: Note) -> None:
+        before = self._used
+        if self._ledger is not None and note.code == "answered":
+            with contextlib.suppress(BadInput):
+                self._used = self._ledger.used()
+        price = f"price {self._used - before:.4%} " if note.code == "answered" else ""
+        self.line(f"{note.code:<10} {note.statistic:<10} {_short(note.query_id):<24} {price}left {1 - self._used:.4%}")
+
+
+def _short(query_id: str) -> str:
+    return query_id if len(query_id) <= 24 else f"{query_id[:11]}..{query_id[-11:]}"
+
+
+# --- all together -------------------------------------------------------------------------------------------------------------------
+
+
+def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
+    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
+    entrust([path])  # before a word of it is believed
+    policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
+    group, pseudonym = group_of(place.socket_group), shuffling.pseudonym if shuffling else None
+    entrust((place.model_file, place.schema, place.data, place.key, pseudonym, place.ledger, Registry().folder, place.log, place.socket))
+    for file in (place.data, place.key, place.ledger, pseudonym):
+        if file and (sentence := exposed(file, group)):
+            raise BadInput(sentence)
+    with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
+        schema = find_schema(place)
+        held = read_records(place, schema)
+        problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        entrust([ledger.anchor])
+        for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
+            if reachable(file, group):
+                raise BadInput(
+                    f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
+                    "keep it in a folder with mode 0700, and the socket in a folder of its own"
+                )
+        sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
+        door = Door(
+            policy, problem, held.records(), ledger,
+            held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
+        )  # fmt: skip
+        log.follow(ledger)
+
+        def handle(frame: bytes) -> bytes:
+            (door.pause if pause.on() else door.resume)()
+            return door.handle(frame)
+
+        server = Server(
+            place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log, after=policy.answer_after
+        )
+
+        def listening() -> None:
+            log.line(
+                f"started    {policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, left {1 - ledger.used():.4%}"
+            )
+            tell_systemd("READY=1")
+            ready(policy, place)
+
+        server.run(stop, listening)
+        log.line("stopped")

@@ -1,0 +1,292 @@
+"""The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
+
+What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
+function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
+does depend a little on records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
+not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
+slot of that length (`listening.Server`), so that nobody is trusted to hold replies back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.box import Contribution, seal
+from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
+from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
+from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
+from silodp.core.query import Release, Shared, Shuffled
+from silodp.silo.answer.exact import MAX_EDGES, Exact
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.reserve import finish, known, take
+from silodp.silo.service.policy import CODES, HOUR, Policy, Shuffling
+
+FINISHED = 10_000
+"""Runs whose release is remembered in memory, newest first to stay."""
+
+
+def definition_hash(problem: Problem) -> str:
+    """The name of a problem in policies and queries: SHA-256 of its definition."""
+    return hashlib.sha256(problem.definition().encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Note:
+    """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, held, released, or the code of the
+    refusal."""
+
+    code: str
+    query_id: str = "-"
+    statistic: str = "-"
+
+
+class Door:
+    """Answers frames for the records of one silo, one at a time, within its policy and its ledger."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        problem: Problem,
+        records: Records,
+        ledger: DurableLedger,
+        *,
+        held_out: float = 0.0,
+        signing_key: Ed25519PrivateKey | None = None,
+        shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
+        registry: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        noted: Callable[[Note], None] = lambda note: None,
+        known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
+    ) -> None:
+        """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
+        this machine computes each record by itself (`Exact.verify`).
+
+        A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
+        name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
+        `known_by` are the features and labels that the ledger recognises the records by, and an exact digest of them all, where those are
+        not the records' own: what a file holds stays the same under another schema.
+        """
+        if policy.definition != definition_hash(problem):
+            raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
+        if policy.budget != ledger.settings.budget:
+            raise BadInput(
+                f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
+            )
+        self._n, self._dim = records.counts[0], problem.dim
+        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
+        _, self._held = ledger.hold(*(known_by or own), registry=registry)
+        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
+        self._exact.verify()
+        self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
+        self._shuffling = shuffling
+        self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
+        self._lock = threading.Lock()
+        self._paused = False
+        self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        self.limit = max(self._longest, HOLD_LIMIT)
+        """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
+        self._quotes = _holds_since(ledger, clock() - HOUR)
+        """By asker: the digests of its requests for holds, and when each came first. Those that were given count after a restart too."""
+        self._finished: dict[tuple[str, str], int] = {}
+        """The number under which a run was last released: a hold that comes late is not taken, though the ledger had nothing to release."""
+
+    def pause(self) -> None:
+        """From now on every frame is refused with "paused"; an answer that is being computed is finished."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def handle(self, frame: bytes) -> bytes:
+        """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the records."""
+        with self._lock:
+            self._note = Note("answered")
+            try:
+                reply = self._answer(frame)
+            except Exception as error:
+                code = error.code if isinstance(error, Refused) and error.code in CODES else "internal"
+                self._note = replace(self._note, code=code)
+                reply = encode_reply(Refusal(code, hashlib.sha256(frame).hexdigest()), self._key)
+            with contextlib.suppress(Exception):  # a full disk stops no answer that was charged and stored
+                self._noted(self._note)
+            return reply
+
+    def _answer(self, frame: bytes) -> bytes:
+        """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if all before it agreed."""
+        if self._paused:
+            raise Refused("paused")
+        if frame[:4] == HOLD:
+            return self._hold(frame)
+        envelope, asker, digest = decode_query(frame, limit=self._longest)
+        query, now = envelope.query, self._clock()
+        self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
+        self._policy.check(envelope, asker, n=self._n, now=now)
+        round = ""
+        if isinstance(query.mechanism, Shuffled):
+            self._check_shuffle(query.mechanism)
+            round = envelope.shuffle_round
+        who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
+        slip = self._ledger.slip(
+            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held,
+            most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf, now=now,
+        )  # fmt: skip
+        if slip.answer is not None:
+            self._note = replace(self._note, code="repeated")
+            return slip.answer
+        self._exact.check(query)
+        if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
+            self._policy.check_rate(envelope.run, now=now, counts=self._charges)
+        release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
+        count, head = self._charges.add(envelope.query_id, envelope.run, now)
+        names = self._policy.silo, envelope.query_id, digest
+        answer = (
+            Sealed(*names, self._sealed(envelope, release), release.event, count, head)
+            if isinstance(release.event, Shared)
+            else Answer(*names, release.value[0], release.event, count, head)
+        )
+        stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
+        self._charges.skip()
+        return stored
+
+    def _hold(self, frame: bytes) -> bytes:
+        """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""
+        request, asker, digest = decode_hold(frame)
+        now, wanted = self._clock(), isinstance(request, HoldRequest)
+        self._note = Note("held" if wanted else "released", request.hold)
+        self._policy.check_asker(request, asker, now=now)
+        names = request.silo, request.run, request.hold, digest
+        if not isinstance(request, HoldRequest):
+            with _closed():
+                finish(self._ledger, asker=asker, run=request.run, number=request.number)
+            self._finish(asker, request)
+            return encode_hold_reply(HoldReply(*names), self._key)
+        if request.number <= self._finished.get((asker, request.run), -1):
+            raise Refused("lapsed")
+        self._count(asker, request.hold, digest, now)
+        events = [event for _, event in request.events]
+        for event in events:
+            self._policy.check_planned(event, n=self._n)
+            if isinstance(event, Shared):
+                self._check_shuffle(event)
+        about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
+        found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
+        self._note = replace(self._note, code=found.code or "held")
+        needed = found.needed if math.isfinite(found.needed) else None
+        left = max(0.0, found.left) if asker in self._policy.sees_left else None
+        return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
+
+    def _check_shuffle(self, asked: Shuffled | Shared) -> None:
+        if self._shuffling is None:
+            raise Refused("shuffle")
+        self._shuffling[0].check(asked)
+
+    def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
+        """Counts a request against its own asker's rate; not one that came before, which whoever carries frames can repeat."""
+        recent = self._quotes[asker] = {one: moment for one, moment in self._quotes.get(asker, {}).items() if moment > now - HOUR}
+        if digest not in recent and not known(self._ledger, hold):
+            self._policy.check_quotes(len(recent))
+            recent[digest] = now
+
+    def _finish(self, asker: str, request: ReleaseRequest) -> None:
+        who = asker, request.run
+        self._finished[who] = max(request.number, self._finished.pop(who, -1))
+        if len(self._finished) > FINISHED:
+            del self._finished[next(iter(self._finished))]
+
+    def _sealed(self, envelope: Envelope, release: Release) -> bytes:
+        """The counts in a box for the shuffler alone, on the silo's condition."""
+        mechanism = envelope.query.mechanism
+        assert self._shuffling is not None
+        assert isinstance(mechanism, Shuffled)
+        (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
+        demanded, bits = mechanism.contributions + shuffling.colluding, mechanism.levels + mechanism.noise_bits
+        contribution = Contribution(envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy())
+        return seal(contribution, shuffling.shuffler, pseudonym)
+
+
+class Charges:
+    """What the ledger counts for the policy's rates: its charges, by run and by time, kept in memory and read anew when others write.
+
+    Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry is the door's own or makes it read.
+    """
+
+    def __init__(self, ledger: DurableLedger) -> None:
+        self._ledger, self._seen = ledger, -1
+        self._runs: dict[str, str] = {}
+        self._count: Counter[str] = Counter()
+        self._times: list[str] = []
+
+    def known(self, query_id: str) -> bool:
+        """Whether the query has been charged: then it may be computed again under that charge, whatever the rates."""
+        if (count := self._head()[0]) != self._seen:
+            with _closed():
+                charges = [entry for entry in self._ledger.entries() if entry.act == "charge"]
+            self._runs = {entry.query_id: entry.run for entry in charges}
+            self._count = Counter(self._runs.values())
+            self._times, self._seen = [entry.time for entry in charges], count
+        return query_id in self._runs
+
+    def add(self, query_id: str, run: str, now: float) -> tuple[int, str]:
+        """Notes the charge that was just made, where the ledger has grown by that alone; answers with the ledger's count and head."""
+        count, head = self._head()
+        if count == self._seen + 1 and query_id not in self._runs:
+            self._runs[query_id] = run
+            self._count[run] += 1
+            self._times.append(_stamp(now))
+            self._seen = count
+        return count, head
+
+    def skip(self) -> None:
+        """Notes the entry of a stored answer, where the ledger has grown by that alone."""
+        if self._head()[0] == self._seen + 1:
+            self._seen += 1
+
+    def in_run(self, run: str) -> int:
+        return self._count[run]
+
+    def since(self, time: float) -> int:
+        moment = _stamp(time)
+        return sum(stamp > moment for stamp in self._times)
+
+    def _head(self) -> tuple[int, str]:
+        with _closed():
+            return self._ledger.head()
+
+
+def _holds_since(ledger: DurableLedger, time: float) -> dict[str, dict[str, float]]:
+    moment, found = _stamp(time), dict[str, dict[str, float]]()
+    for entry in ledger.entries():
+        if entry.act == "hold" and entry.time > moment:
+            found.setdefault(entry.asker, {})[entry.digest] = datetime.fromisoformat(entry.time).timestamp()
+    return found
+
+
+def _stamp(time: float) -> str:
+    """A time in the ledger's own form, in which text sorts as time does."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """The ledger explains to people what is wrong with it; an asker learns that something is."""
+    try:
+        yield
+    except BadInput:
+        raise Refused("ledger") from None

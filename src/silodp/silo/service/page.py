@@ -1,0 +1,202 @@
+"""The gate's page of `silodp ui`, at the silo and for the silo: budget left, every query answered or refused and why, and the pause.
+
+It reads policy, ledger and log, which hold no record, and never the data. Whoever has the token may pause the gate; all else is for reading.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from silodp.core.errors import BadInput
+from silodp.core.figures import HOLDS, left_of, shown
+from silodp.core.privacy.accounting import rounded_up
+from silodp.host import listening
+from silodp.pages.charts import legend, spent_bar
+from silodp.pages.markup import Markup, facts, join, section, table, tag
+from silodp.pages.screen import Tabs, alive, screen
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.view import queries_of, said_of, summary_of
+from silodp.silo.service import daemon
+from silodp.silo.service.pause import paused, set_paused
+from silodp.silo.service.policy import CODES, Place, Policy
+
+SHOWN = 200
+"""Frames and charges that are listed, the latest."""
+LONGEST_FORM = 4096
+READ = "This page was started without a token: it can only be read."
+PASSED = {
+    "answered": "It was charged, computed, stored and sent.",
+    "repeated": "The stored answer was sent once more, at no cost.",
+    "held": "What a run will need is held for it; nothing was charged.",
+    "released": "The run has ended, and what was still held for it is free.",
+    "started": "The gate began to listen.",
+    "stopped": "The gate was stopped.",
+    "late": "The reply before took longer than answer_after.",
+}
+WHY = listening.LINE_CODES | CODES | PASSED
+LINE = re.compile(
+    r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price (?P<price>[\d.]+%))?(?: +left (?P<left>-?[\d.]+%))?$"
+)
+
+
+class GatePage:
+    """The page of one silo's gate; `token` lets whoever has it pause the gate."""
+
+    def __init__(self, policy: Path, token: str | None, tabs: Tabs) -> None:
+        self._path, self._token, self._tabs = policy, token, tabs
+        self._place = Place.load(policy)
+        self._ledger = DurableLedger.open(Path(self._place.ledger))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/silo", self.show),
+            Route("/silo-live", self.live),
+            Route("/silo-frames", self.frames),
+            Route("/silo/pause", self.pause, methods=["POST"]),
+        ]
+
+    def show(self, request: Request, said: str = "", status: int = 200) -> Response:
+        done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(request.query_params.get("done", ""), "")
+        note = tag("p", said or done, class_=f"note{' bad' if said else ''}", role="alert" if said else "status") if said or done else ""
+        content = tag("h1", f"The gate of {Policy.load(self._path).silo}"), note, alive("/silo-live", self._now())
+        content = *content, self._form(), alive("/silo-frames", self._came())
+        return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
+
+    def live(self, request: Request) -> Response:
+        return HTMLResponse(self._now())
+
+    def frames(self, request: Request) -> Response:
+        return HTMLResponse(self._came())
+
+    async def pause(self, request: Request) -> Response:
+        """Pauses the gate or lets it answer again, if the form carries the token."""
+        raw = b""
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > LONGEST_FORM:
+                return await run_in_threadpool(self.show, request, "The form is too long.", 413)
+        form = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True)
+        given, wanted = form.get("token", [""])[-1], form.get("do", [""])[-1]
+        if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
+            return await run_in_threadpool(
+                self.show, request, "This is not the token; the gate stays as it is." if self._token else READ, 403
+            )
+        if wanted not in ("pause", "resume"):
+            return await run_in_threadpool(self.show, request, "The form says neither pause nor resume.", 400)
+        await run_in_threadpool(set_paused, self._path, wanted == "pause")
+        return RedirectResponse(f"/silo?done={wanted}d", 303)
+
+    # --- what is shown ------------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> Markup:
+        """State and budget."""
+        try:
+            rules, ledger, runs = Policy.load(self._path), self._ledger, listening.running(self._place.ledger)
+            queries, summary = queries_of(ledger), summary_of(ledger)
+            used = summary["used"]
+        except BadInput as error:
+            return tag("p", f"{error}.", class_="note bad", data_state=str(error))
+        state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
+        if paused(self._path):
+            state, words = (
+                "paused",
+                "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query.",
+            )
+        kinds = list(dict.fromkeys(q["kind"] for q in queries))
+        charges = [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)]
+        numbers = (
+            ("of the budget left", left_of(used)), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
+            ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(self._refused().values())),
+        )  # fmt: skip
+        said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
+        return join(
+            [
+                tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
+                tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in numbers), class_="figures"),
+                tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
+                tag("figure", said, spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else ""),
+            ]
+        )
+
+    def _came(self) -> Markup:
+        """What was asked, what became of it and why, and within which limits."""
+        try:
+            rules, ledger = Policy.load(self._path), self._ledger
+            queries, (count, head) = queries_of(ledger), ledger.head()
+        except BadInput as error:
+            return tag("p", f"{error}.", class_="note bad")
+        refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(self._refused().items())]
+        why = table("Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True)
+        entries = facts([("Ledger entries", count), ("Records (public)", ledger.records)])
+        return join(
+            [
+                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
+                section("frames", "What came to the gate", self._frames(queries)),
+                section("rules", "What the policy allows", self._rules(rules)),
+                section("ledger", "The ledger", entries, tag("p", "Head ", tag("span", head, class_="hash"), class_="soft small")),
+            ]
+        )
+
+    def _refused(self) -> dict[str, int]:
+        return {code: times for code, times in listening.tally(self._place.log).items() if code not in PASSED}
+
+    def _frames(self, queries: list[dict]) -> Markup:
+        """The latest frames of the log, each answered one with who asked and in which run, as the ledger has it."""
+        known, rows = {daemon._short(q["query_id"]): q for q in queries}, []
+        for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
+            code, q = found["code"] or "", known.get(found["id"] or "", {})
+            fine = code in PASSED
+            said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft why")
+            became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
+            when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
+            who = (q.get("kind", "-"), q.get("asker", "-")[:8], q.get("run", "-")[:8])
+            rows.append((when, became, found["statistic"] or "-", *who, _percent(found["price"]), _percent(found["left"])))
+        columns = ("when (UTC)", "what became of it", "statistic", "kind", "asker", "run", "price", "left after")
+        return table(f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7))
+
+    def _rules(self, rules: Policy) -> Markup:
+        return facts([
+            ("Last day", rules.expires.isoformat()), ("Statistics", ", ".join(rules.statistics)), ("Batches", ", ".join(rules.samplings)),
+            ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"), ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
+            ("Records in a batch, least", f"{rules.minimum_batch:g}"), ("Queries in a run, most", rules.queries_per_run),
+            ("Queries in an hour, most", rules.queries_per_hour), ("Askers", len(rules.askers)), ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
+        ])  # fmt: skip
+
+    def _form(self) -> Markup:
+        if not self._token:
+            words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
+            return section("pause", "Pause", tag("p", *words))
+        box = tag("input", type="password", name="token", id="token", autocomplete="off", required=True)
+        field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
+        both = (("Pause the gate", "pause"), ("Let it answer again", "resume"))
+        buttons = join((tag("button", name, type="submit", name="do", value=value) for name, value in both), " ")
+        words = "A paused gate refuses every query until it is let go, also after a restart. What is being computed is finished."
+        return section("pause", "Pause", tag("p", words), tag("form", field, buttons, action="/silo/pause", method="post"))
+
+
+def _percent(text: str | None) -> str:
+    return f"{float(text.rstrip('%')):.2f} %" if text else "-"
+
+
+def _lines(path: str) -> Iterator[dict[str, str | None]]:
+    """The log's lines in order, as far as they have been kept; a line of another form is left out."""
+    for file in (f"{path}.{i}" if i else path for i in range(listening.KEPT_LOGS, -1, -1)):
+        if os.path.exists(file):
+            with open(file, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    words = line.split()
+                    if len(words) > 1 and words[1] in ("started", "stopped", "late"):
+                        yield {"time": words[0], "code": words[1], "statistic": None, "id": None, "price": None, "left": None}
+                    elif found := LINE.match(line.rstrip()):
+                        yield found.groupdict()

@@ -1,0 +1,362 @@
+"""What a silo's data officer allows, as one TOML file, and the fixed list of codes with which a gate says no.
+
+A policy never sees a record: what it refuses is a function of the query, of this file and of what the ledger counts. Example:
+
+    silo = "hospital-a"
+    epsilon = 2.0
+    delta = 1e-6
+    definition = "<sha256 of Problem.definition()>"
+    statistics = ["Grad", "GradDiff"]
+    samplings = ["FullBatch"]
+    clip = [1e-6, 10.0]
+    minimum_noise_multiplier = 1.0
+    minimum_batch = 100
+    maximum_local_steps = 1
+    queries_per_run = 200
+    queries_per_hour = 500
+    expires = 2027-06-30
+    askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
+
+A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, and `Shuffling` from a table [shuffle] where the silo
+takes part in a shuffle; `silodp silo init` writes them with comments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from datetime import UTC, date, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.privacy.accounting import Budget
+from silodp.core.query import Event, LocalSteps, Mechanism, Query, Sampling, Shared, Shuffled, Statistic
+from silodp.host.listening import check_site
+from silodp.host.tables import check_text, check_texts, check_whole, read_toml
+
+HOUR = 3600.0
+STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
+CODES: dict[str, str] = {
+    "size": "The frame is longer than any query about this model can be.",
+    "malformed": "The frame is not a query in the one form that this protocol has.",
+    "version": "The frame speaks another version of the protocol.",
+    "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
+    "asker": "The key that signed the query is not one that the policy lists.",
+    "silo": "The query was signed for another silo than this one.",
+    "expired": "The policy's last day is over.",
+    "paused": "The silo's operator has paused the gate.",
+    "model": "The query is about another model, loss or library version than the silo approved.",
+    "statistic": "The policy does not allow this statistic.",
+    "sampling": "The policy does not allow this way of drawing batches.",
+    "rule": "The ledger's rule has no price for such a release; it was fixed when the ledger was made.",
+    "clip": "The clip threshold is outside the policy's range.",
+    "noise": "The noise multiplier is below the policy's minimum, or outside what the lattice can carry.",
+    "batch": "The batch does not exist, or is expected to hold fewer records than the policy's minimum.",
+    "shuffle": "The query is for a shuffler, and the policy names none.",
+    "contributions": "The query counts on the noise of more records than the policy says that all members have.",
+    "round": "The total that the answer would go into has been answered already, under another query id.",
+    "local": "The answer would take what the shuffler can learn past the policy's maximum_local_epsilon.",
+    "steps": "The number of local steps, or their length, is outside the policy's range.",
+    "shape": "A point has not the model's number of parameters, or a feature statistic not the silo's number of features.",
+    "not-finite": "A point holds a number that is not finite.",
+    "run-limit": "The run has asked as often as the policy lets one run ask.",
+    "rate": "The gate has answered as often in the last hour as the policy lets it.",
+    "budget": "The answer, or the run that a hold is asked for, would take the data set past its privacy budget.",
+    "taken": "What is left of the budget is held for other runs; a hold ends with its run, by its time or by the officer.",
+    "hold-limit": "The asker would hold more of the budget, or for more runs at once, than the policy lets one asker hold.",
+    "lapsed": "The hold of this id has ended, or its run has asked for another or ended since; a new one needs an id and a higher number.",
+    "id": "A name in the query is empty, too long or not printable.",
+    "id-reused": "The query's id belongs to a query with other content.",
+    "purged": "The answer to this query id has been deleted, and is never computed again.",
+    "ledger": "The ledger is missing, altered, behind its anchor or cannot be written; the operator must look at it.",
+    "internal": "The gate could not answer, for a reason that has to do with no record.",
+}
+"""Every code that a refusal can carry, and what it tells an operator."""
+
+
+class Addressed(Protocol):
+    """Whom something is for, and the SHA-256 of the definition of the problem that it is about."""
+
+    @property
+    def silo(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+
+
+class Asked(Addressed, Protocol):
+    """What a policy looks at: a query, and its address."""
+
+    @property
+    def query(self) -> Query: ...
+
+
+class Counts(Protocol):
+    """What the rate limits count by: the ledger's entries, so that a restart forgets none. A retry of a stored answer makes no entry."""
+
+    def in_run(self, run: str) -> int:
+        """Entries of this run, ever."""
+        ...
+
+    def since(self, time: float) -> int:
+        """Entries with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The limits within which a silo answers. Made by `load` or `of`, which say in a sentence what is wrong with a file."""
+
+    silo: str
+    epsilon: float
+    delta: float
+    definition: str
+    statistics: tuple[str, ...]
+    samplings: tuple[str, ...]
+    clip: tuple[float, float]
+    minimum_noise_multiplier: float
+    minimum_batch: float
+    maximum_local_steps: int
+    queries_per_run: int
+    queries_per_hour: int
+    expires: date
+    askers: tuple[str, ...]
+    answer_after: float = 0.0
+    hold_share: float = 1.0
+    holds_per_asker: int = 4
+    hold_seconds: int = 3600
+    sees_left: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
+        _number("epsilon", self.epsilon, above=0)
+        _number("delta", self.delta, above=0, below=1)
+        _text("definition", self.definition, r"[0-9a-f]{64}", "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits")
+        _choice("statistics", self.statistics, STATISTICS)
+        _choice("samplings", self.samplings, SAMPLINGS)
+        if not isinstance(self.clip, tuple) or len(self.clip) != 2:
+            raise BadInput(f"policy: clip is {self.clip!r}; it must be two numbers, [smallest, largest]")
+        for bound in self.clip:
+            _number("clip", bound, above=0)
+        if self.clip[0] > self.clip[1]:
+            raise BadInput(f"policy: clip is {list(self.clip)}; its first number must not be above its second")
+        _number("minimum_noise_multiplier", self.minimum_noise_multiplier, above=0)
+        _number("minimum_batch", self.minimum_batch, above=0)
+        for name in ("maximum_local_steps", "queries_per_run", "queries_per_hour"):
+            check_whole("policy", name, getattr(self, name), 1, 2**31 - 1)
+        if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
+            raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
+        if not isinstance(self.askers, tuple) or not self.askers:
+            raise BadInput(f"policy: askers is {self.askers!r}; it must be a list of at least one public key")
+        for key in self.askers:
+            _text("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
+        if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
+            raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
+        if type(self.hold_share) not in (int, float) or not 0 < self.hold_share <= 1:
+            raise BadInput(f"policy: hold_share is {self.hold_share!r}; it must be a share of the budget, above 0 and at most 1")
+        check_whole("policy", "holds_per_asker", self.holds_per_asker, 1, 64)
+        check_whole("policy", "hold_seconds", self.hold_seconds, 1, 30 * 86400)
+        if not isinstance(self.sees_left, tuple) or any(key not in self.askers for key in self.sees_left):
+            raise BadInput(f"policy: sees_left is {self.sees_left!r}; it must be a list of some of the askers, or empty")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Policy:
+        """The policy in a TOML file, whose tables [daemon] and [shuffle] are not its own; BadInput names the field that cannot be used."""
+        return cls.of({name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle")})
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Policy:
+        """The policy in a table with every field and no other."""
+        return cls(**_complete(cls, table))
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(float(self.epsilon), float(self.delta))
+
+    def check(self, envelope: Asked, asker: str, *, n: int, now: float) -> None:
+        """Raises Refused unless this asker may ask this query of n records (n is public) at this time, in seconds since 1970.
+
+        A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that did not move asks it).
+        """
+        query, mechanism = envelope.query, envelope.query.mechanism
+        self.check_asker(envelope, asker, now=now)
+        if type(query.statistic).__name__ not in self.statistics:
+            raise Refused("statistic")
+        if type(mechanism.sampling).__name__ not in self.samplings:
+            raise Refused("sampling")
+        if not (mechanism.clip == 0 or self.clip[0] <= mechanism.clip <= self.clip[1]):
+            raise Refused("clip")
+        if not _multiplier(mechanism) >= self.minimum_noise_multiplier:
+            raise Refused("noise")
+        if isinstance(query.statistic, LocalSteps) and not 1 <= query.statistic.steps <= self.maximum_local_steps:
+            raise Refused("steps")
+        self._check_batch(mechanism.sampling, n)
+
+    def check_planned(self, event: Event | Shared, *, n: int) -> None:
+        """Raises Refused where no question of this event would be answered: nothing is held for it, and nobody works out its price."""
+        if type(event.sampling).__name__ not in self.samplings:
+            raise Refused("sampling")
+        if not _multiplier(event) >= self.minimum_noise_multiplier:
+            raise Refused("noise")
+        self._check_batch(event.sampling, n)
+
+    def _check_batch(self, sampling: Sampling, n: int) -> None:
+        try:
+            batch = sampling.batch(n)
+        except ArithmeticError:  # no batches at all, or a rate beyond all numbers
+            raise Refused("batch") from None
+        if not self.minimum_batch <= batch <= n:
+            raise Refused("batch")
+
+    def check_asker(self, envelope: Addressed, asker: str, *, now: float) -> None:
+        """Raises Refused unless this asker may ask this silo anything about this model at this time."""
+        if asker not in self.askers:
+            raise Refused("asker")
+        if envelope.silo != self.silo:
+            raise Refused("silo")
+        if datetime.fromtimestamp(now, UTC).date() > self.expires:
+            raise Refused("expired")
+        if envelope.model != self.definition:
+            raise Refused("model")
+
+    def check_quotes(self, quotes: int) -> None:
+        """Raises Refused where an asker has asked for so many new holds in the last hour: as often as questions may be, and counted apart from them."""
+        if quotes >= self.queries_per_hour:
+            raise Refused("rate")
+
+    def check_rate(self, run: str, *, now: float, counts: Counts) -> None:
+        """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""
+        if counts.in_run(run) >= self.queries_per_run:
+            raise Refused("run-limit")
+        if counts.since(now - HOUR) >= self.queries_per_hour:
+            raise Refused("rate")
+
+
+def _multiplier(mechanism: Mechanism | Event | Shared) -> float:
+    """Noise over sensitivity: of a shuffled total, that of all the contributions which the query counts on."""
+    if isinstance(mechanism, Shuffled | Shared):
+        try:
+            return math.sqrt(mechanism.contributions * mechanism.noise_bits * mechanism.p * (1 - mechanism.p)) / mechanism.levels
+        except (ArithmeticError, ValueError):
+            raise Refused("noise") from None
+    return float(mechanism.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Shuffling:
+    """Whom the silo's counts are for, and on what condition: the table [shuffle] of a policy file.
+
+    A gate cannot see what a shuffler does. What it can do is to seal its counts for this one key, to sign them with a pseudonym, and to
+    demand that they leave only inside a total of as many records as the price counts on, and `colluding` more, whose noise may be missing.
+    """
+
+    shuffler: str
+    pseudonym: str
+    contributions: int
+    colluding: int
+    maximum_local_epsilon: float = math.inf
+
+    def __post_init__(self) -> None:
+        _text("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
+        _text("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
+        for name, least in (("contributions", 1), ("colluding", 0)):
+            check_whole("policy", name, getattr(self, name), least, 2**42 - 1)
+        if self.maximum_local_epsilon != math.inf:  # which sets no limit
+            _number("maximum_local_epsilon", self.maximum_local_epsilon, above=0)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Shuffling | None:
+        """The table in a policy file, or None where it has none; the pseudonym's path is taken from the file's own folder."""
+        table = read_toml("policy", path).get("shuffle")
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            raise BadInput("policy: shuffle is no table; it must be [shuffle] with shuffler, pseudonym, contributions and colluding")
+        made = cls(**_complete(cls, table))
+        return replace(made, pseudonym=str(Path(path).resolve().parent / made.pseudonym))
+
+    def check(self, mechanism: Shuffled | Shared) -> None:
+        if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
+            raise Refused("contributions")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a policy file."""
+
+    data: str
+    label: str
+    classes: tuple[str, ...]
+    model: str
+    model_sha256: str
+    prox: str
+    ledger: str
+    key: str
+    log: str
+    log_bytes: int
+    socket: str
+    socket_mode: str
+    socket_group: str
+    couriers: tuple[str, ...]
+    connections: int
+    timeout: float
+    maximum_frame: int
+    schema: str = ""
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
+            _text(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
+        _text("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
+        _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
+        check_texts("policy", "classes", self.classes)
+        check_site("policy", self)
+        _number("timeout", self.timeout, above=0, below=3601)
+        if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
+            raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Place:
+        """The settings in a policy file, their paths taken from the file's own folder; BadInput names the field that cannot be used."""
+        table = read_toml("policy", path).get("daemon")
+        if not isinstance(table, dict):
+            raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
+        place, folder = cls(**_complete(cls, table)), Path(path).resolve().parent
+        paths = {
+            name: str(folder / path) for name in ("data", "ledger", "key", "log", "socket", "schema") if (path := getattr(place, name))
+        }
+        return replace(place, **paths, model=str(folder / place.model) if place.model_file else place.model)
+
+    @property
+    def model_file(self) -> str | None:
+        """FILE.py of a model FILE.py:FUNCTION."""
+        path, _, function = self.model.rpartition(":")
+        return path if path.endswith(".py") and function else None
+
+
+def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with lists made tuples, if it has every field of the dataclass and no other."""
+    names = [field.name for field in fields(cls)]
+    required = [field.name for field in fields(cls) if field.default is MISSING]
+    for name in table:
+        if name not in names:
+            raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
+    for name in required:
+        if name not in table:
+            raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def _number(name: str, value: object, *, above: float, below: float = 1e300) -> None:
+    if type(value) not in (int, float) or not above < value < below:  # type: ignore[operator]
+        raise BadInput(f"policy: {name} is {value!r}; it must be a number above {above:g} and below {below:g}")
+
+
+_text = partial(check_text, "policy")
+
+
+def _choice(name: str, value: object, known: Iterable[str]) -> None:
+    if not isinstance(value, tuple) or not value or any(item not in known for item in value):
+        raise BadInput(f"policy: {name} is {value!r}; it must be a list of some of {', '.join(known)}")

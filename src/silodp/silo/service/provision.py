@@ -1,0 +1,268 @@
+"""Makes what a gate daemon needs: policy, key, card and a ledger with nothing spent.
+
+What is written to `silo.json` and said of the data holds no value of a record; n is public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Schema
+from silodp.core.protocol.card import Card
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from silodp.silo.service.policy import Place
+
+COMMENTS = {
+    "silo": "The silo's name in its answers.",
+    "epsilon": "The privacy budget of each record over everything that will ever be asked. The ledger was made with it.",
+    "delta": "The probability to which epsilon may fail.",
+    "definition": "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and torch version.",
+    "statistics": "Which statistics may be asked; a name that the gate does not know is refused with the list of those it does.",
+    "samplings": "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where the ledger's rule has a price for them.",
+    "clip": "Smallest and largest clip threshold of a record's vector.",
+    "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
+    "minimum_batch": "Records in a batch, at least.",
+    "maximum_local_steps": "Local steps that one query may ask for.",
+    "queries_per_run": "New answers to one run, at most.",
+    "queries_per_hour": "New answers in an hour, at most.",
+    "expires": "The last day on which anything is answered.",
+    "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
+    "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
+    "hold_share": "Share of the budget that one asker may hold for its runs at once: so much it can keep from others for a time.",
+    "holds_per_asker": "Runs for which one asker may hold budget at once.",
+    "hold_seconds": "Seconds after which a hold ends by itself, should its run not end it; a run that goes on renews it.",
+    "sees_left": "Those of the askers that are told what is left of the budget, when they ask for a hold. The others can find it by yes and no.",
+    "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
+    "label": "Its column with the label.",
+    "classes": "The public list of classes, in order; empty for a number.",
+    "model": "linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
+    "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
+    "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ...",
+    "ledger": "The budget's ledger. It is never made anew.",
+    "key": "The key with which the silo signs its answers. It stays here.",
+    "log": "What was asked and what it cost; no data.",
+    "log_bytes": "Size at which a log is put aside; five of them are kept.",
+    "socket": "Where the courier knocks.",
+    "socket_mode": "Its mode; others than owner and group are never let in.",
+    "socket_group": "Its group, which the courier's user belongs to; \"\" leaves the daemon's own.",
+    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",
+    "connections": "Open connections, at most.",
+    "timeout": "Seconds after which a silent or slow courier is hung up on.",
+    "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
+    "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
+    "held_out": "Share of the records, by position, that training never sees and a Score is over. Budgets are as without it.",
+    "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
+    "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
+    "contributions": "Records of all members together: no query may count on the noise of more.",
+    "colluding": "Records of members whose noise may be missing; so many more must be in a total. A member can claim the shuffler's largest.",
+    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn, over all that is ever asked, by a filter: set it once, not by answers; inf for no limit.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silo(Card):
+    """A silo's card, and what is for its own operator alone: where its policy is, and what was found in its data."""
+
+    policy: str
+    findings: tuple[str, ...] = ()
+    pseudonym: str = ""
+
+    def card(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(Card)}
+
+
+def provision(
+    folder: Path,
+    *,
+    data: Path,
+    label: str,
+    name: str,
+    epsilon: float,
+    delta: float | None = None,
+    classes: Sequence[str] | None = None,
+    model: str = "mlp:16",
+    prox: str = "zero",
+    rule: str = "gdp",
+    askers: Sequence[str] = (),
+    anchor: Path | None = None,
+    registry: Path | None = None,
+    shuffler: str | None = None,
+    contributions: int = 0,
+    colluding: int = 0,
+    schema: Path | None = None,
+    **changes: Any,
+) -> Silo:
+    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
+
+    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key too.
+    `changes` are other values for fields of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from silodp.core.privacy.accounting import Budget
+    from silodp.silo.data.heldout import held_out
+    from silodp.silo.ledger.durable import DurableLedger, Identity
+    from silodp.silo.ledger.view import rule_by_name
+    from silodp.silo.service.daemon import approved_problem, file_hash, find_schema, read_records
+    from silodp.silo.service.door import definition_hash
+    from silodp.silo.service.policy import Place, Policy, Shuffling
+
+    shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
+    if (rule == "totals") != bool(shuffling):
+        raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
+    own = {field.name for field in fields(Place)}
+    found: dict[str, Any] = _place(data, label, classes, model, prox) | _by(schema)
+    for field in changes:
+        if field not in COMMENTS:
+            raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
+    place = Place(**found | {k: v for k, v in changes.items() if k in own})
+    if place.model_file:
+        place = replace(place, model_sha256=file_hash(place.model_file))
+    read_by = find_schema(place)
+    held = read_records(place, read_by)
+    x, y, features = held.x, held.y, held.features
+    problem = approved_problem(place, x.shape[1], read_by)
+    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    kept = rule_by_name(rule, [], budget)
+    aside = int(held_out(len(y), place.held_out).sum())
+    limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
+    limits["statistics"] += ("Score",) if aside else ()
+    limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
+    policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    made = Silo(
+        name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
+        model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
+        held_out=aside, schema=read_by.text if read_by else "",
+        policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
+        pseudonym=pseudonym.public_key().public_bytes_raw().hex() if shuffling else "",
+    )  # fmt: skip
+    try:
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # the courier's user must come to the socket, and sees nothing else
+        with ExitStack() as undo:
+            text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None)
+            for path, content in (
+                (folder / "policy.toml", text),
+                (folder / place.key, key.private_bytes_raw().hex() + "\n"),
+                (folder / "silo.json", json.dumps(made.card(), indent=1) + "\n"),
+                *([(folder / shuffling.pseudonym, pseudonym.private_bytes_raw().hex() + "\n")] if shuffling else []),
+            ):
+                _write_new(path, content)
+                undo.callback(path.unlink)
+            DurableLedger.create(
+                folder / place.ledger,
+                rule=kept,
+                budget=budget,
+                records=len(y),
+                identity=Identity.of(*held.known_by),
+                anchor=anchor,
+                registry=registry,
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
+    return made
+
+
+def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str) -> dict[str, Any]:
+    path, _, function = model.rpartition(":")
+    return {
+        "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
+        "model": f"{Path(path).resolve()}:{function}" if path.endswith(".py") else model, "model_sha256": "", "prox": prox,
+        "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "log_bytes": 1_000_000, "socket": "gate.sock", "socket_mode": "0660",
+        "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
+    }  # fmt: skip
+
+
+def _by(schema: Path | None) -> dict[str, Any]:
+    """What the schema says in the policy's words."""
+    if schema is None:
+        return {}
+    label = Schema.load(schema).label
+    return {"schema": str(schema.resolve()), "label": label.name, "classes": label.classes}
+
+
+def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, rule: str) -> dict[str, Any]:
+    exact, today = ("FullBatch", "DisjointBatches"), datetime.now(UTC).date()
+    return {
+        "silo": name, "epsilon": epsilon, "delta": delta, "definition": definition, "statistics": ("Grad", "GradDiff", "LocalSteps"),
+        "samplings": exact if rule in ("gdp", "totals") else (*exact, "Poisson", "WithoutReplacement"), "clip": (1e-6, 100.0),
+        "minimum_noise_multiplier": 0.5, "minimum_batch": max(1, n // 20), "maximum_local_steps": 20, "queries_per_run": 1000,
+        "queries_per_hour": 1000, "expires": date(today.year + 1, today.month, 28),
+    }  # fmt: skip
+
+
+def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None) -> str:
+    """The file that `Policy`, `Place` and `Shuffling` are loaded from, each field with its comment."""
+    head = "What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it."
+    lines = [f"# {head}", *_fields(policy), "", "[daemon]", *_fields(place)]
+    if shuffling:
+        lines += ["", "[shuffle]", *_fields(shuffling)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(table: dict[str, Any]) -> list[str]:
+    return [line for name, value in table.items() for line in ("", f"# {COMMENTS[name]}", f"{name} = {_toml(value)}")]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return (
+        json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value.isoformat() if isinstance(value, date) else repr(value)
+    )
+
+
+def _write_new(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place) -> list[str]:
+    """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
+    import numpy as np
+
+    from silodp.host.ownership import changeable, exposed, group_of
+
+    n, said = len(y), []
+    if n < 100:
+        said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
+    if copies := n - len(np.unique(np.column_stack([x, y]), axis=0)):
+        said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
+    spread = x.max(0) - x.min(0)
+    if same := [features[j] for j in np.flatnonzero(spread == 0)[:5]]:
+        said.append(f"Columns that are the same in every record tell a model nothing: {', '.join(same)}.")
+    for j in range(x.shape[1]):
+        if n > 20 and bool((x[:, j] == np.round(x[:, j])).all()) and spread[j] == n - 1 and len(np.unique(x[:, j])) == n:
+            said.append(f"Column {features[j]} numbers the records; leave such a column out of the features.")
+    widths = x.std(0)[spread > 0]
+    if widths.size and widths.max() > 100 * widths.min():
+        said.append(
+            "Columns differ in scale by a factor of more than 100; divide each by a public range, or few of them will be learnt from."
+        )
+    empty = [name for k, name in enumerate(place.classes) if not bool((y == k).any())]
+    if place.classes and empty:
+        said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
+    if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
+        said.append(f"{open_to}; until then the daemon does not start.")
+    return said
+
+
+def clipped(x: np.ndarray, schema: Schema) -> list[str]:
+    """Numbers of which many lie at or beyond an end of their public range, which may be in other units than the file."""
+    numbers = [column.name for column in schema.columns if column.type == "number"]
+    shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
+    many = [name for name, share in shares.items() if share > 0.2]
+    said = "More than a fifth of the values lie at or beyond an end of the schema's range, and are clipped; are the units right? Columns: "
+    return [f"{said}{', '.join(many)}."] if many else []

@@ -1,0 +1,219 @@
+"""What every algorithm must satisfy: it solves the problem when noise is off, and it spends what its dry run said when noise is on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.privacy.accounting import Budget, Renyi
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Event, FullBatch, Gaussian, Query, Release, Sampling, Shared
+from silodp.server.algorithms import Algorithm
+from silodp.server.federation import Everyone, Federation, Port
+from silodp.server.output import output
+from silodp.server.plan import Plan, calibrate
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.testing.evaluate import training_loss
+from silodp.wire.inprocess import InProcess
+
+TOLERANCE = 1e-4
+LARGE = 1e6
+"""A clip that clips nobody."""
+
+
+def check_algorithm(
+    algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, step: float, long: dict, short: dict, iterates: int,
+    sampling: Sampling | None = None,
+) -> None:  # fmt: skip
+    """Raises AssertionError unless `algorithm` is sound on this convex problem.
+
+    `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
+    an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches
+    there. Checked: the optimum; that it asks through fed.mean, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
+    ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
+    together are the runs one at a time.
+    """
+    check_optimum(algorithm, problem, records, optimum=optimum, settings=long, step=step)
+    batches = sampling or FullBatch()
+    check_narrow(algorithm, problem, records, settings=short, step=step, iterates=iterates, sampling=batches)
+    check_charges(algorithm, problem, records, settings=short, step=step, sampling=batches)
+    check_runs_do_not_mix(algorithm, problem, records, settings=short, step=step, sampling=batches)
+
+
+def check_optimum(algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, settings: dict, step: float) -> None:
+    """Noise off, full batch, nothing clipped: the last iterate has the optimal objective within 1e-4."""
+    settings = settings | ({"slope": math.inf} if "slope" in algorithm.settings else {})
+    plan = _plan(algorithm, settings, step, LARGE, FullBatch(), Budget(math.inf, 1e-6), records.counts)
+    fed, _, _ = _connect(problem, records, plan, [0])
+    w = output(_run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan))
+    reached = float(training_loss(problem, w, records))
+    apart = abs(reached - optimum)
+    assert apart <= TOLERANCE, f"{algorithm.name}: reached an objective of {reached:.6f}; the reference has {optimum:.6f}, {apart:.2g} away"
+
+
+def check_narrow(
+    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, iterates: int, sampling: Sampling
+) -> None:
+    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and `dim`; it yields the promised number of points."""
+    plan = _unpriced(algorithm, 1.0, 0.5, sampling, records.counts)
+    fed, _, _ = _connect(problem, records, plan, [0])
+    asked: list[Query] = []
+    start = torch.zeros(1, problem.dim)
+    points = list(_run(algorithm, settings, step, _Narrow(algorithm.name, fed, asked), _ProxAlone(algorithm.name, problem), start, plan))
+    assert len(points) == iterates, f"{algorithm.name}: yielded {len(points)} iterates with {settings}, not {iterates}"
+    assert asked, f"{algorithm.name}: asked nothing"
+    for t, w in enumerate(points):
+        assert w.shape == start.shape, f"{algorithm.name}: iterate {t} has shape {tuple(w.shape)}, not {tuple(start.shape)}"
+    kinds = {query.mechanism.kind for query in asked}
+    assert kinds <= set(algorithm.kinds), f"{algorithm.name}: made releases of kinds {sorted(kinds)} but names only {algorithm.kinds}"
+    assert not bool(start.any()), f"{algorithm.name}: changed its starting point in place"
+
+
+def check_charges(
+    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling,
+    budgets: Sequence[Budget] | None = None, rule: str | None = None,
+) -> None:  # fmt: skip
+    """Events of the dry run, events of the queries and events charged are one list; at its end each silo's budget is spent."""
+    budgets = budgets or [Budget(0.8 + 0.7 * i, 1e-5 / (i + 1)) for i in range(len(records))]
+    plan = _plan(algorithm, settings, step, 1.0, sampling, budgets, records.counts, rule)
+    fed, channel, ledger = _connect(problem, records, plan, [0])
+    for _ in _run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan):
+        pass
+    priced = [
+        (a.kind, *_facts(Event(a.event.sampling, plan.mechanisms[a.kind].noise_multiplier, a.event.count), a.silos)) for a in plan.asked
+    ]
+    asked = [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos in channel.log]
+    charged = [_facts(event, silos) for event, silos in ledger.log]
+    for t, (p, a) in enumerate(zip(priced, asked, strict=False)):
+        assert p == a, f"{algorithm.name}: query {t} is {a} but the dry run priced {p}"
+    assert len(priced) == len(asked), f"{algorithm.name}: made {len(asked)} queries but the dry run {len(priced)}"
+    assert [a[1:] for a in asked] == charged, (
+        f"{algorithm.name}: the ledger was charged {len(charged)} events for {len(asked)} queries, or other ones"
+    )
+    spent, planned = ledger.epsilon()[0], np.broadcast_to(plan.spent(), (1, len(records)))[0]
+    for i, budget in enumerate(budgets):
+        where = f"{algorithm.name}: silo {i} spent {spent[i]:.6f} of epsilon = {budget.epsilon}"
+        assert spent[i] <= budget.epsilon, f"{where}, which is too much"
+        assert spent[i] >= budget.epsilon * 0.999, f"{where}, less than 99.9 %"
+        assert math.isclose(spent[i], planned[i], rel_tol=1e-6), f"{where} and the plan said {planned[i]:.6f}"
+
+
+def check_runs_do_not_mix(
+    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling
+) -> None:
+    """Three runs with their own step, clip, slope, noise, start and seed give what each gives alone."""
+    seeds, factor = [5, 6, 5], torch.tensor([[1.0], [0.5], [0.25]])
+    clips, steps = 2.0 * factor.sqrt(), step * factor
+    slopes = {"slope": settings["slope"] * (1 + factor)} if "slope" in settings else {}
+    noise = factor.double() * torch.linspace(0.1, 0.3, len(records), dtype=torch.float64)
+    start = torch.randn(3, problem.dim, generator=torch.Generator().manual_seed(1))
+    plan = _unpriced(algorithm, clips, noise, sampling, records.counts)
+    fed, _, _ = _connect(problem, records, plan, seeds)
+    together = list(_run(algorithm, settings | slopes, steps, fed, problem, start, plan))
+    for j, seed in enumerate(seeds):
+        own = {name: float(value[j]) for name, value in slopes.items()}
+        plan = _unpriced(algorithm, float(clips[j]), noise[j : j + 1], sampling, records.counts)
+        fed, _, _ = _connect(problem, records, plan, [seed])
+        alone = list(_run(algorithm, settings | own, float(steps[j]), fed, problem, start[j : j + 1], plan))
+        for t, (a, b) in enumerate(zip(together, alone, strict=True)):
+            far = float((a[j] - b[0]).abs().max())
+            limit = 1e-4 * (1 + float(b.abs().max()))
+            assert far <= limit, f"{algorithm.name}: run {j} of three differs from the run alone by {far:.2g} at iterate {t}"
+
+
+# --- what it is run against --------------------------------------------------------------------------------------------------------
+
+
+class _Narrow:
+    """A federation with `mean`, `cohort` and `each` and nothing else."""
+
+    def __init__(self, name: str, fed: Port, asked: list[Query]) -> None:
+        self._name, self._fed, self._asked = name, fed, asked
+
+    def mean(self, query: Query) -> Tensor:
+        assert isinstance(query, Query), f"{self._name}: asked {type(query).__name__}, which is not a Query"
+        self._asked.append(query)
+        return self._fed.mean(query)
+
+    def cohort(self) -> _Narrow:
+        return _Narrow(self._name, self._fed.cohort(), self._asked)
+
+    def each(self) -> dict[int, _Narrow]:
+        return {i: _Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
+
+    def __getattr__(self, attribute: str) -> None:
+        raise AssertionError(f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, fed.cohort and fed.each only")
+
+
+class _ProxAlone:
+    """A problem of which an algorithm sees `prox` and `dim`."""
+
+    def __init__(self, name: str, problem: Problem) -> None:
+        self._name, self.prox, self.dim = name, problem.prox, problem.dim
+
+    def __getattr__(self, attribute: str) -> None:
+        raise AssertionError(f"{self._name}: reached for problem.{attribute}; what depends on records is asked of the federation")
+
+
+class _Channel:
+    """Keeps the queries that pass."""
+
+    def __init__(self, inner: InProcess) -> None:
+        self._inner = inner
+        self.log: list[tuple[Query, tuple[int, ...]]] = []
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Release:
+        self.log.append((query, tuple(silos)))
+        return self._inner.ask(query, silos)
+
+
+class _Ledger(MemoryLedger):
+    """Keeps the events that were charged."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.log: list[tuple[Event | Shared, tuple[int, ...]]] = []
+
+    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+        super().charge(event, silos)
+        self.log.append((event, tuple(silos)))
+
+
+def _plan(
+    algorithm: Algorithm, settings: dict, step: float, clip: float, sampling: Sampling, budgets: Budget | Sequence[Budget],
+    counts: Sequence[int], rule: str | None = None,
+) -> Plan:  # fmt: skip
+    mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
+    return calibrate(partial(algorithm.run, **settings, step=step), mechanisms, budgets, counts, rule=rule)
+
+
+def _unpriced(algorithm: Algorithm, clip, noise_multiplier, sampling: Sampling, counts: Sequence[int]) -> Plan:
+    """Any noise, against a budget without an end."""
+    mechanisms = {kind: Gaussian(kind, clip, noise_multiplier, sampling) for kind in algorithm.kinds}
+    return Plan(mechanisms, Renyi(2.0), [], tuple(counts), np.full((1, len(counts)), Budget(math.inf, 1e-6)))
+
+
+def _connect(problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Federation, _Channel, _Ledger]:
+    ledger = _Ledger(plan.rule, plan.budgets.tolist(), records.counts)
+    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
+    channel = _Channel(InProcess(gate))
+    return Federation(channel, Everyone(len(records))), channel, ledger
+
+
+def _run(algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, plan: Plan) -> Iterator[Tensor]:
+    return algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
+
+
+def _facts(event: Event | Shared, silos: Sequence[int]) -> tuple:
+    """What decides an event's price, as one comparable value."""
+    assert isinstance(event, Event)
+    multiplier = np.asarray(event.noise_multiplier, dtype=np.float64)
+    return event.sampling, event.count, multiplier.tolist(), tuple(silos)

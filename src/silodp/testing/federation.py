@@ -1,0 +1,175 @@
+"""What every engine must satisfy: the same queries give the same numbers as in simulation, and the port adds nothing of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.problem.losses import squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Gaussian, Grad, GradDiff, LocalSteps, Query
+from silodp.server.federation import Answered, Channel, Everyone, Federation, Fixed, Port, Uniform
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.wire.inprocess import InProcess
+
+Make = Callable[[Problem, Records, Everyone], Port]
+
+
+def simulated_federation(problem: Problem, records: Records, participation: Everyone) -> Federation:
+    """The reference: all silos in one process, with an infinite budget, which only a simulation can have, so that noise may be off."""
+    ledger = MemoryLedger(GDP(), Budget(np.inf, 1e-6), records.counts)
+    gate = Gate(Simulated(problem, records, [0]), ledger, dim=problem.dim, counts=records.counts)
+    return Federation(InProcess(gate), participation)
+
+
+def check_federation(
+    make: Make, reference: Make = simulated_federation, *, counts: Sequence[int] = (9, 14, 6, 11), seed: int = 0, tolerance: float = 1e-5
+) -> None:
+    """Raises AssertionError unless the federation that `make(problem, records, participation)` connects gives the reference's numbers.
+
+    Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
+    of statistic; a mean weighs the answering silos alike, whatever their size; each round asks whom the participation names; a cohort
+    keeps to its silos while the federation goes on to others.
+    """
+    random = np.random.default_rng(seed)
+    silos = [(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate(counts)]
+    records = Records.of(silos)
+    problem = Problem(nn.Linear(3, 1), squared_error)
+    queries = _queries(problem, seed)
+    _check_same_numbers(make, reference, problem, records, queries, tolerance)
+    _check_mean_over_silos(make, reference, problem, records, queries[0], tolerance)
+    _check_cohort(make, reference, problem, records, queries[0], tolerance)
+
+
+def _queries(problem: Problem, seed: int) -> list[Query]:
+    random = torch.Generator().manual_seed(seed)
+    here, there = torch.randn(2, 1, problem.dim, generator=random)
+    silent = Gaussian("check", 0.8, 0.0)
+    return [
+        Query(Grad(here), silent),
+        Query(GradDiff(here, there), silent.clipped(0.3)),
+        Query(LocalSteps(here, 3, 0.1), silent),
+        Query(Grad(here), silent.clipped(0.0)),
+        Query(Grad(there), silent.clipped(1e6)),
+    ]
+
+
+def _check_same_numbers(make: Make, reference: Make, problem: Problem, records: Records, queries: list[Query], tolerance: float) -> None:
+    ours, theirs = make(problem, records, Everyone(len(records))), reference(problem, records, Everyone(len(records)))
+    for query in queries:
+        got, wanted = ours.mean(query), theirs.mean(query)
+        assert got.shape == wanted.shape == query.statistic.shape, f"{_name(query)}: a mean has shape {tuple(got.shape)}"
+        _assert_close(got, wanted, tolerance, f"{_name(query)}: differs from the reference")
+
+
+def _check_mean_over_silos(make: Make, reference: Make, problem: Problem, records: Records, query: Query, tolerance: float) -> None:
+    each = [reference(problem, records, Fixed((i,))).mean(query) for i in range(len(records))]
+    for members in ((0,), (1, 2), tuple(range(len(records)))):
+        got = make(problem, records, Fixed(members)).mean(query)
+        wanted = torch.stack([each[i] for i in members]).mean(0)
+        _assert_close(
+            got, wanted, tolerance, f"{_name(query)}: the mean over silos {members} is not that of their answers, each with weight 1/M"
+        )
+
+
+def _check_cohort(make: Make, reference: Make, problem: Problem, records: Records, query: Query, tolerance: float) -> None:
+    def participation() -> Uniform:
+        return Uniform(len(records), max(1, len(records) // 2), seed=3)
+
+    each = torch.stack([reference(problem, records, Fixed((i,))).mean(query) for i in range(len(records))])
+    draws = participation()
+    fed = make(problem, records, participation())
+    for turn in range(6):
+        members = draws.draw()
+        asked = fed.cohort() if turn % 2 else fed
+        for again in range(3 if turn % 2 else 1):
+            wanted = each[list(members)].mean(0)
+            _assert_close(
+                asked.mean(query), wanted, tolerance, f"turn {turn}, question {again + 1}: the answer is not that of silos {members}"
+            )
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """A channel that keeps every query, whom it went to, and the release that came back."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.log: list[tuple[Query, tuple[int, ...], Answered]] = []
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        release = self._inner.ask(query, silos)
+        self.log.append((query, tuple(silos), release))
+        return release
+
+
+class Replaying:
+    """A channel to nobody: it gives recorded releases again, in order, to whoever asks the recorded queries of the recorded silos."""
+
+    def __init__(self, log: Sequence[tuple[Query, tuple[int, ...], Answered]]) -> None:
+        self._left = list(log)
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        assert self._left, f"{_name(query)}: one query more than was recorded"
+        asked, members, release = self._left.pop(0)
+        assert tuple(silos) == members, f"{_name(query)}: asked of silos {tuple(silos)}, recorded for {members}"
+        same = _parts(asked).keys() == _parts(query).keys() and all(_equal(v, _parts(query)[k]) for k, v in _parts(asked).items())
+        assert same, f"{_name(query)}: not the recorded query {_name(asked)}, bit for bit"
+        return release
+
+    def finish(self) -> None:
+        assert not self._left, f"{len(self._left)} recorded queries were not asked again"
+
+
+def check_replay(
+    run: Callable[..., Iterator[Tensor]],
+    problem: Problem,
+    w: Tensor,
+    mechanisms: Mapping[str, Gaussian],
+    channel: Channel,
+    participation: Callable[[], Everyone],
+) -> None:
+    """Raises AssertionError unless `run` over `channel`, with the shipped gate's noise, is what its releases make of it in this process.
+
+    The releases are recorded and played back to the same generator, which must ask the same queries and reach the same iterates, bit
+    for bit: whatever an algorithm knows, it knows from releases. Also checked: no two releases of the run are equal.
+    """
+    recording = Recording(channel)
+    first = list(run(Federation(recording, participation()), problem, w, **mechanisms))
+    replaying = Replaying(recording.log)
+    second = list(run(Federation(replaying, participation()), problem, w, **mechanisms))
+    replaying.finish()
+    assert len(first) == len(second), f"{len(first)} iterates became {len(second)} in the replay"
+    for t, (a, b) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(a, b), f"iterate {t} differs in the replay by {(a - b).abs().max():.2g}"
+    for (q, _, a), (_, _, b) in pairwise(recording.log):
+        assert a.value.shape != b.value.shape or not torch.equal(a.value, b.value), f"{_name(q)}: two releases in a row are equal"
+
+
+def _parts(query: Query) -> dict:
+    return {f"{type(part).__name__}.{k}": v for part in (query.statistic, query.mechanism) for k, v in vars(part).items()}
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    return a == b
+
+
+def _name(query: Query) -> str:
+    return f"{type(query.statistic).__name__} at clip {query.mechanism.clip}"
+
+
+def _assert_close(got: Tensor, wanted: Tensor, tolerance: float, message: str) -> None:
+    far = (got - wanted).abs().max()
+    assert far <= tolerance * (1 + wanted.abs().max()), f"{message}, by {far:.2g}"

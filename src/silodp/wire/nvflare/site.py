@@ -1,0 +1,370 @@
+"""Sets up, starts and stops NVIDIA FLARE for silodp: certificates and kits, the settings that close the engine's holes, processes.
+
+On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs `python -P -m silodp.wire.nvflare.site`
+with the kit that was handed out; docs/deploy.md has the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from silodp.core.errors import BadInput
+from silodp.wire.hub import Hub
+from silodp.wire.socket import Unreached
+
+PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
+HEARTBEAT, LOST = 2, 8
+"""Seconds between a client's signs of life, and without one after which the server no longer lists it."""
+CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
+SAFE = {"PYTHONSAFEPATH": "1"}
+"""What `-P` is for us, for the processes that the engine starts: no code from the current folder."""
+
+
+# --- kits -----------------------------------------------------------------------------------------------------------------------
+
+
+def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", port: int | None = None) -> None:
+    """Afterwards folder/kits has a kit with certificates for the server, each silo and an administrator; the server's is settled.
+
+    folder/authority has the key of the certificate authority: who has it can add a silo. `port` is a free one unless it is given.
+    """
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.impl.signature import SignatureBuilder
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    for name in silos:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) or name == SERVER:
+            raise BadInput(f"silo name {name!r}: must be lower-case letters, digits and inner hyphens, at most 63, and not {SERVER!r}")
+    if len(set(silos)) != len(silos) or not silos:
+        raise BadInput(f"silos {list(silos)}: must be at least one name, each once")
+    if (folder / "kits").exists():
+        raise BadInput(f"{folder} has kits already: choose a folder without")
+    port = port or _free_port()
+    people = [{"name": SERVER, "type": "server", "org": ORG, "default_host": host, "fed_learn_port": port, "admin_port": port}]
+    people += [{"name": name, "type": "client", "org": ORG} for name in silos]
+    people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
+    builders = [WorkspaceBuilder(["master_template.yml"]), StaticFileBuilder(config_folder="config", scheme="tcp")]
+    builders += [CertBuilder(), SignatureBuilder()]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    project = prepare_project({"api_version": 3, "name": PROJECT, "description": "", "participants": people})
+    made = Provisioner(str(folder / "authority"), builders).provision(project, logger=_Quiet())
+    if made.get(CtxKey.BUILD_ERROR):
+        raise BadInput(f"{folder}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS)))}")
+    shutil.move(made[CtxKey.CURRENT_PROD_DIR], folder / "kits")
+    for kept in ("authority", "kits"):  # keys: the provisioner leaves some readable
+        (folder / kept).chmod(0o700)
+    settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind="127.0.0.1" if host == "localhost" else "0.0.0.0")
+
+
+def settle_silo(kit: Path, gate: Path) -> None:
+    """Afterwards the silo's kit keeps its certificates and the server's address, and all else in it is written here.
+
+    A kit comes from the server's operator, whom the silo does not trust: scripts, code in local/custom, extra configuration files and
+    components in it would all run. So nothing of it is kept but what is needed to find the server and to be known there.
+    """
+    start, local = kit / "startup", kit / "local"
+    try:
+        given = json.loads((start / "fed_client.json").read_text())
+        target, identity = given["servers"][0]["service"]["target"], given["servers"][0]["identity"]
+        name, scheme = given["client"]["fqsn"], given["servers"][0]["service"]["scheme"]
+        credentials = {file: (start / file).read_bytes() for file in CREDENTIALS}
+    except (OSError, ValueError, LookupError, TypeError):
+        raise BadInput(f"{kit}: must be a client's startup kit of NVFlare, with startup/fed_client.json and certificates") from None
+    if not all(isinstance(word, str) for word in (target, identity, name, scheme)):
+        raise BadInput(f"{start / 'fed_client.json'}: target, scheme, identity and fqsn must be words")
+    for entry in kit.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    for place in (kit, start, local):
+        place.mkdir(mode=0o700, exist_ok=True)
+        place.chmod(0o700)
+    for file, content in credentials.items():
+        (start / file).touch(mode=0o600)
+        (start / file).write_bytes(content)
+    server = {"name": PROJECT, "service": {"target": target, "scheme": scheme}, "identity": identity}
+    client = dict(zip(("ssl_root_cert", "ssl_cert", "ssl_private_key"), CREDENTIALS, strict=True))
+    client |= {"fqsn": name, "is_leaf": True, "connection_security": "mtls"}
+    _write(start / "fed_client.json", {"format_version": 2, "require_signed_jobs": True, "servers": [server], "client": client})
+    courier = {"id": "silodp_courier", "path": "silodp.wire.nvflare.app.Courier", "args": {"socket": str(gate)}}
+    resources = {
+        "format_version": 2,
+        # The courier makes the engine deaf to all commands of the server. What follows would hold without it too.
+        # No class but the courier may be named by a job; NVFlare's own list has some that read and write files.
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [courier["path"]],
+        # Logs have exception texts. Unless forbidden the engine uploads error_log.txt (and site_log_streamer, left out, a job's log).
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30},
+        # No launcher and no resource manager: a job could not even be started.
+        "components": [courier],
+    }
+    _write(local / "resources.json", resources)
+    _write(local / "authorization.json", _nobody())
+    _write(local / "comm_config.json", {"allow_adhoc_conns": False})  # no client talks to another
+    _write(local / "log_config.json", _log())
+
+
+def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
+    """Afterwards the server's kit opens the hub at `hub` for the algorithm's process, runs no jobs and takes no log of a silo."""
+    start, local = kit / "startup", kit / "local"
+    try:
+        given = json.loads((start / "fed_server.json").read_text())
+        port = given["servers"][0]["admin_port"]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise BadInput(f"{kit}: must be a server's startup kit of NVFlare, with startup/fed_server.json") from None
+    given["servers"][0]["service"]["target"] = f"{bind}:{port}"
+    _write(start / "fed_server.json", given)
+    store = {"path": "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"}
+    snapshots = {"path": store["path"], "args": {"root_dir": str(kit / "snapshots"), "uri_root": "/"}}
+    jobs = {"uri_root": str(kit / "jobs"), "job_store_id": "job_store"}
+    persistor = "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor"
+    resources = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [],
+        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": LOST, "admin_timeout": 5.0}],
+        "snapshot_persistor": {"path": persistor, "args": {"uri_root": "/", "storage": snapshots}},
+        "components": [
+            {"id": "silodp_hub", "path": "silodp.wire.nvflare.app.ServerHub", "args": {"path": str(hub)}},
+            # the engine does not start without these; no launcher, and no log_receiver
+            {"id": "job_scheduler", "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler", "args": {}},
+            {"id": "job_manager", "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager", "args": jobs},
+            {"id": "job_store", **store},
+        ],
+    }
+    _write(local / "resources.json", resources)
+    _write(local / "log_config.json", _log())
+
+
+def command(kit: Path) -> list[str]:
+    """What starts the engine of a settled kit, in the foreground."""
+    side = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
+    words = [sys.executable, "-P", "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(kit.resolve()), "-s", f"fed_{side}.json"]
+    words += ["--set", "secure_train=true", "config_folder=config", f"org={ORG}"]
+    if side == "client":
+        name = json.loads((kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
+        words += [f"uid={name}", f"heart_beat_interval={HEARTBEAT}"]
+    return words
+
+
+def _nobody() -> dict:
+    """Rights at a silo: none, for nobody, among them byoc (code in a job) and shell_commands (ls, cat, grep as the courier's user)."""
+    rights = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
+    none = dict.fromkeys((*rights, "server-predeployed-flwr"), "none")
+    return {"format_version": "1.0", "permissions": dict.fromkeys(("project_admin", "org_admin", "lead", "member"), none)}
+
+
+def _log() -> dict:
+    line = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
+    file = {
+        "class": "logging.handlers.RotatingFileHandler",
+        "formatter": "line",
+        "filename": "log.txt",
+        "maxBytes": 2**24,
+        "backupCount": 3,
+    }
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": line},
+        "handlers": {"file": file},
+        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}},
+    }
+
+
+def _write(path: Path, content: dict) -> None:
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class _Quiet:
+    """NVFlare's provisioner prints unless it has somewhere to write; its errors come back in the context."""
+
+    def debug(self, *_: object) -> None: ...
+
+    info = warning = error = debug
+
+
+# --- processes ------------------------------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
+    """Settles each silo's kit on its gate's socket, starts server and clients in the background; returns name -> pid when all answer."""
+    for name, gate in sockets.items():
+        settle_silo(folder / "kits" / name, gate)
+    return _bring_up(folder, [SERVER, *sockets], patience)
+
+
+def restart_job(folder: Path, *, patience: float = 600.0) -> dict[str, int]:
+    """Starts again whatever of `start` no longer runs; returns name -> pid when all answer. There is no job that could be lost.
+
+    Clients find a server that is back by themselves, and the hub comes back at the same path.
+    """
+    return _bring_up(folder, list(_running(folder)), patience)
+
+
+def stop(folder: Path) -> None:
+    """Afterwards nothing that `start` started runs."""
+    alive = {pid for pid, born in _running(folder).values() if _born(pid) == born}
+    for sign, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 60.0)):
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, sign)
+        deadline = time.monotonic() + patience
+        while (alive := {pid for pid in alive if _group(pid)}) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    (folder / "processes.json").unlink(missing_ok=True)
+    (folder / "hub.sock").unlink(missing_ok=True)
+
+
+def explain(kit: Path) -> str:
+    """Whether the server lets this silo's kit in, and if not why: NVFlare's own logs do not say. One sentence."""
+    startup = kit / "startup"
+    host, _, port = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"]["target"].rpartition(":")
+    try:
+        trust = ssl.create_default_context(cafile=startup / "rootCA.pem")
+        trust.check_hostname = False  # the engine compares the name in the certificate with the kit's, not with the host's
+        if (startup / "client.crt").exists():
+            trust.load_cert_chain(startup / "client.crt", startup / "client.key")
+        with socket.create_connection((host, int(port)), timeout=60.0) as line, trust.wrap_socket(line) as secured:
+            secured.settimeout(5.0)
+            with contextlib.suppress(TimeoutError):
+                secured.recv(1)  # with TLS 1.3 the server refuses only after the handshake
+    except ssl.SSLError as refused:
+        for word, sentence in _REFUSALS.items():
+            if word in str(refused).lower().replace("_", " "):
+                return f"refused: {sentence}."
+        return f"refused: {refused.reason}."
+    except OSError:
+        return f"unreachable: nothing listens at {host}:{port}, or it hung up."
+    return "accepted: the server takes this kit's certificate."
+
+
+_REFUSALS = {
+    "alert certificate required": "the client showed no certificate",
+    "alert certificate expired": "the client's certificate has expired",
+    "alert unknown ca": "the client's certificate is not from the authority that the server trusts (wrong CA)",
+    "alert decrypt error": "the client's certificate is not from the authority that the server trusts (wrong CA)",
+    "certificate has expired": "the server's certificate has expired",
+    "certificate verify failed": "the server's certificate is not from the authority that this kit trusts (wrong CA)",
+    "key values mismatch": "the client's key does not belong to its certificate",
+}
+
+
+def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, int]:
+    running, started = _running(folder), set()
+    hub, deadline = Hub(folder / "hub.sock"), time.monotonic() + patience
+    while True:
+        for name in set(names) - started:  # once each; looked at again and again, since a killed process takes a moment to be gone
+            pid, born = running.get(name, (0, ""))
+            if not pid or _born(pid) != born:
+                running[name] = _spawn(folder, name)
+                started.add(name)
+                _write(folder / "processes.json", running)
+        silos = set(running) - {SERVER}
+        with contextlib.suppress(Unreached):
+            if silos <= set(hub.names()):
+                return {name: pid for name, (pid, _) in running.items()}
+        if time.monotonic() > deadline:
+            raise BadInput(f"{folder}: not up in {patience:g} s; {_missing(folder, hub, silos)}; the logs are there")
+        time.sleep(0.1)
+
+
+def _spawn(folder: Path, name: str) -> tuple[int, str]:
+    words, log = command(folder / "kits" / name), str(folder / f"{name}.log")
+    silent = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    logged = (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    pid = os.posix_spawn(words[0], words, os.environ | SAFE, file_actions=[silent, logged, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True)
+    return pid, _born(pid)
+
+
+def _missing(folder: Path, hub: Hub, silos: set[str]) -> str:
+    with contextlib.suppress(Unreached):
+        return "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in sorted(silos - set(hub.names())))
+    return "the server does not run"
+
+
+def _running(folder: Path) -> dict[str, tuple[int, str]]:
+    with contextlib.suppress(FileNotFoundError):
+        return {name: (pid, born) for name, (pid, born) in json.loads((folder / "processes.json").read_text()).items()}
+    return {}
+
+
+def _born(pid: int) -> str:
+    """When the process began, which tells it from a later one of the same number; empty when it has ended."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
+
+
+def _group(pid: int) -> bool:
+    _born(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, 0)
+        return True
+    return False
+
+
+# --- separate machines ------------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """The commands for separate machines; KIT is the folder that was handed out."""
+    parser = argparse.ArgumentParser(prog="python -P -m silodp.wire.nvflare.site", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, does in {
+        "provision": "make certificates and a kit for the server and each silo", "server": "settle the server's kit and run it",
+        "silo": "settle a silo's kit on its gate's socket and run it", "explain": "say whether the server lets a silo's kit in, and if not why",
+    }.items():  # fmt: skip
+        commands.add_parser(name, help=does).add_argument(
+            "folder" if name == "provision" else "kit", type=lambda text: Path(text).resolve()
+        )
+    commands.choices["provision"].add_argument("silos", nargs="+", help="the silos' names")
+    commands.choices["provision"].add_argument("--host", required=True, help="the server's name")
+    commands.choices["provision"].add_argument("--port", type=int, required=True)
+    commands.choices["server"].add_argument("--hub", type=lambda text: Path(text).resolve(), required=True, help="where the algorithm asks")
+    commands.choices["silo"].add_argument("--gate", type=lambda text: Path(text).resolve(), required=True, help="the gate's socket")
+    given = parser.parse_args()
+    try:
+        match given.command:
+            case "provision":
+                provision(given.folder, given.silos, host=given.host, port=given.port)
+            case "explain":
+                print(explain(given.kit))
+            case "server" | "silo":
+                settle_server(given.kit, given.hub) if given.command == "server" else settle_silo(given.kit, given.gate)
+                words = command(given.kit)
+                os.execve(words[0], words, os.environ | SAFE)
+    except BadInput as wrong:
+        print(wrong, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

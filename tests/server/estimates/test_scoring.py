@@ -1,0 +1,216 @@
+"""What a server makes of scores and profiles: the silos' own figures, with intervals that hold as often as they say."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.problem.losses import Hazard, cross_entropy, logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.schema import Label
+from silodp.core.query import Gaussian
+from silodp.server.estimates.profile import profile, releases
+from silodp.server.estimates.scoring import auc, gaussian_for, score
+from silodp.server.federation import Absent, Everyone, Federation
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.wire.inprocess import InProcess
+
+FEATURES = 2
+COUNTS = (400, 150)
+
+
+def silos(kind="class", seed=0):
+    random = np.random.default_rng(seed)
+    made = []
+    for i, n in enumerate(COUNTS):
+        x = random.normal(size=(n, FEATURES)).astype(np.float32)
+        y = x[:, 0] + random.normal(size=n) + i
+        made.append((x, y.astype(np.float32) if kind == "number" else (y > 0.3).astype(np.int64)))
+    return made
+
+
+def connected(problem, data, budgets=math.inf, seed=0):
+    records = Records.of(data)
+    ledger = MemoryLedger(GDP(), Budget(budgets, 1e-6), records.counts)
+    gate = Gate(Simulated(problem, records, [seed]), ledger, dim=problem.dim, counts=records.counts)
+    return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+PROBLEM = Problem(nn.Linear(FEATURES, 1), logistic)
+W = torch.tensor([[1.5, 0.3, -0.2]])
+ASKED = {"names": ("a", "b"), "held_out": COUNTS, "classes": 2, "bins": 200, "cap": 3.0}
+
+
+def exact_auc(scores, y):
+    above = (scores[y == 1][:, None] > scores[y == 0]).mean()
+    return float(above + (scores[y == 1][:, None] == scores[y == 0]).mean() / 2)
+
+
+def test_without_noise_the_figures_are_those_of_the_records_pooled_and_by_silo():
+    data = silos()
+    found = score(connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED)
+    assert [(row.name, row.held_out) for row in found] == [("all", 550), ("a", 400), ("b", 150)]
+    together = tuple(np.concatenate(parts) for parts in zip(*data, strict=True))
+    for row, (x, y) in zip(found, [together, *data], strict=True):
+        margin = x @ W[0, :2].numpy() + W[0, 2].item()
+        loss = np.minimum(np.log1p(np.exp(margin)) - y * margin, 3.0).mean()
+        assert row.figures["loss"].value == pytest.approx(loss, abs=1e-5)
+        assert row.figures["accuracy"].value == pytest.approx(((margin > 0) == y).mean())
+        assert row.figures["auc"].value == pytest.approx(exact_auc(margin, y), abs=3e-3)  # 200 bins: ties within one count half
+        assert row.figures["accuracy"].sampling == pytest.approx(math.sqrt(0.25 / row.held_out), rel=0.5)
+
+
+def test_of_a_number_errors_are_clipped_and_in_its_unit():
+    data, problem = silos("number"), Problem(nn.Linear(FEATURES, 1), squared_error)
+    (row, *_) = score(connected(problem, data)[0], W, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 0, "cap": 2.0})
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    error = np.minimum(np.abs(x @ W[0, :2].numpy() + W[0, 2].item() - y), 2.0)
+    assert set(row.figures) == {"squared error", "absolute error"}
+    assert row.figures["squared error"].value == pytest.approx((error**2).mean(), rel=1e-4)
+    assert row.figures["absolute error"].value == pytest.approx(error.mean(), rel=1e-4)
+
+
+def test_a_number_that_the_schema_scales_is_scored_in_its_own_unit():
+    data, problem = silos("number"), Problem(nn.Linear(FEATURES, 1), squared_error)
+    label = Label("regression", ("days",), range=(0.0, 30.0))  # 15 days are 1 to the silos
+    asked = ASKED | {"classes": 0, "cap": 20.0}
+    (row, *_) = score(connected(problem, data)[0], W, Gaussian("s", 1.0, 0.0), **asked, label=label)
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    error = np.minimum(15 * np.abs(x @ W[0, :2].numpy() + W[0, 2].item() - y), 20.0)
+    assert row.figures["squared error"].value == pytest.approx((error**2).mean(), rel=1e-4)
+    assert row.figures["absolute error"].value == pytest.approx(error.mean(), rel=1e-4)
+
+
+def test_of_survival_times_there_is_a_loss_and_nothing_else():
+    problem = Problem(nn.Linear(FEATURES, 3), Hazard(3))
+    data = [(x, np.arange(len(x)) % 7) for x, _ in silos()]
+    label = Label("survival", ("t", "died"), edges=(1.0, 2.0, 3.0))
+    w = problem.initial([0])
+    (row, *_) = score(connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 0}, label=label)
+    x, y = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*data, strict=True))
+    assert set(row.figures) == {"loss"}
+    assert row.figures["loss"].value == pytest.approx(float(problem.losses(w, x, y).clamp(max=3.0).mean()), rel=1e-4)
+
+
+def test_of_many_classes_there_is_accuracy_and_no_auc():
+    problem = Problem(nn.Linear(FEATURES, 3), cross_entropy)
+    (row, *_) = score(connected(problem, silos())[0], problem.initial([0]), Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3})
+    assert set(row.figures) == {"loss", "accuracy"}
+
+
+def test_an_evaluation_takes_the_budget_it_was_given_and_no_more():
+    fed, ledger = connected(PROBLEM, silos(), budgets=0.7)
+    score(fed, W, gaussian_for("score", [Budget(0.7, 1e-6)] * 2), **ASKED)
+    assert ledger.epsilon() == pytest.approx(0.7, rel=1e-6)
+    assert (ledger.epsilon() <= 0.7).all()
+
+
+def test_intervals_of_accuracy_and_loss_hold_as_often_as_they_say():
+    """150 evaluations at 95 per cent: fewer than 131 hits has a probability of 1e-4 if the interval is right, more than 149.5 one of 5e-4."""
+    data = silos()
+    truth = score(connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED)[0].figures
+    hits = dict.fromkeys(("loss", "accuracy", "auc"), 0)
+    for seed in range(150):
+        found = score(connected(PROBLEM, data, seed=seed)[0], W, Gaussian("score", 1.0, 5.0), **ASKED | {"bins": 10})[0].figures
+        for name in hits:
+            hits[name] += found[name].low <= truth[name].value <= found[name].high
+    assert 131 <= hits["loss"] < 150
+    assert 131 <= hits["accuracy"] < 150
+    assert hits["auc"] >= 131
+
+
+@pytest.mark.parametrize(("noise", "width"), [(0.0005, 0.01), (0.005, 0.1), (0.05, 1.0)])
+def test_the_interval_of_an_auc_covers_it_at_little_and_at_drowning_noise(noise, width):
+    """600 draws at 95 per cent: below 92 per cent has a probability of 4e-4 where the interval is exact."""
+    random = np.random.default_rng(1)
+    negative, positive = np.array([4, 3, 2, 1, 0, 0]) / 15, np.array([0, 0, 1, 1, 2, 1]) / 15
+    truth = auc(negative, positive, noise=0.0, n=1000).value
+    order = np.tri(6, k=-1) + np.eye(6) / 2
+    assert truth == pytest.approx(positive @ order @ negative / (positive.sum() * negative.sum()))
+    found = [auc(*(part + noise * random.normal(size=6) for part in (negative, positive)), noise=noise, n=1000) for _ in range(600)]
+    assert np.mean([figure.low <= truth <= figure.high for figure in found]) > 0.92
+    assert np.median([figure.high - figure.low for figure in found]) <= width
+    if noise < 0.01:
+        errors = np.array([figure.value - truth for figure in found])
+        assert np.median([figure.noise for figure in found]) == pytest.approx(errors.std(), rel=0.15)
+
+
+def test_one_class_alone_has_no_auc_and_the_interval_says_so():
+    nothing = auc(np.array([0.4, 0.6]), np.zeros(2), noise=0.01, n=100)
+    assert (nothing.low, nothing.high) == (0.0, 1.0)
+    assert math.isnan(nothing.value)
+
+
+class Deaf:
+    """A channel on which one silo never answers."""
+
+    def __init__(self, fed):
+        self._channel = fed._channel
+
+    def ask(self, query, silos):
+        if silos == (1,):
+            raise Absent("nobody answered")
+        return self._channel.ask(query, silos)
+
+
+def test_a_silo_that_does_not_answer_is_left_out():
+    fed = Federation(Deaf(connected(PROBLEM, silos())[0]), Everyone(2))
+    assert [row.name for row in score(fed, W, Gaussian("score", 1.0, 0.0), **ASKED)] == ["all", "a"]
+
+
+@pytest.mark.parametrize("change", [{"cap": 0.0}, {"cap": math.nan}, {"bins": 0}, {"bins": 513}])
+def test_a_senseless_question_is_not_asked(change):
+    with pytest.raises(BadInput, match="the cap must be above 0"):
+        score(connected(PROBLEM, silos())[0], W, Gaussian("score", 1.0, 1.0), **ASKED | change)
+
+
+# --- profiles -----------------------------------------------------------------------------------------------------------------------------
+
+
+def holed(seed=0):
+    random, made = np.random.default_rng(seed), []
+    for n, share in ((3000, 0.3), (1500, 0.0)):
+        x = random.normal([50.0, -0.2], [8.0, 0.05], (n, 2)).astype(np.float32)
+        x[random.random(n) < share, 0] = np.nan
+        made.append((x, (random.random(n) < 0.1).astype(np.int64)))
+    return made
+
+
+def test_a_profile_finds_means_deviations_missing_rates_and_classes_within_its_error_bars():
+    """Every figure lies within 5 of its standard errors (and, for moments, what clamping to the range costs)."""
+    data, budget = holed(), Budget(3.0, 1e-6)
+    fed, ledger = connected(PROBLEM, data, budgets=3.0)
+    found = profile(
+        fed, gaussian_for("profile", [budget] * 2, releases("01")), features=("a", "b"), classes=("no", "yes"), counts=(3000, 1500)
+    )
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    for j, row in enumerate(found["features"]):
+        inside = x[~np.isnan(x[:, j]), j].clip(row["low"], row["high"])
+        assert abs(row["mean"] - inside.mean()) <= 5 * row["mean_error"]
+        assert abs(row["deviation"] - inside.std()) <= 5 * row["deviation_error"]
+        assert abs(row["missing"] - np.isnan(x[:, j]).mean()) <= 5 * row["missing_error"]
+        assert row["low"] <= np.nanmedian(x[:, j]) <= row["high"]
+    for k, row in enumerate(found["classes"]):
+        assert abs(row["count"] - (y == k).sum()) <= 5 * row["count_error"]
+        assert row["weight"] == pytest.approx(len(y) / (2 * (y == k).sum()), rel=0.1)
+    assert (ledger.epsilon() <= 3.0).all()
+    assert ledger.epsilon() == pytest.approx(3.0, rel=1e-6)
+
+
+def test_error_bars_of_counts_and_missing_rates_are_the_noise_that_is_there():
+    """200 profiles of the same records: the spread of a figure is its standard error to 25 per cent (5 sigma of a chi-square of 199)."""
+    data, mechanism = holed(), Gaussian("profile", 1.0, 2.0)
+    shown = []
+    for seed in range(200):
+        fed, _ = connected(PROBLEM, [(x[:60], y[:60]) for x, y in data], seed=seed)
+        found = profile(fed, mechanism, features=("a", "b"), classes=("no", "yes"), counts=(60, 60))
+        shown.append((found["classes"][0]["count"], found["classes"][0]["count_error"]))
+    values, errors = np.array(shown).T
+    assert values.std() == pytest.approx(errors[0], rel=0.25)

@@ -1,0 +1,32 @@
+"""What a run over a network writes of its releases."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.card import Card
+from silodp.core.protocol.codec import Answer
+from silodp.core.query import Gaussian, Grad, Query
+from silodp.server.progress import Progress
+from silodp.server.remote import Told
+from silodp.server.run import Order, _Tally, plan_order
+
+
+def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
+    """Half of the records are held out, so the mean of the others has twice the noise."""
+    problem = Problem(nn.Linear(2, 1), logistic)
+    about = {"key": "0" * 64, "records": 100, "epsilon": 3.0, "delta": 1e-4, "rule": "gdp", "model": "logistic", "prox": "zero"}
+    card = Card(name="a", **about, features=("u", "v"), classes=("0", "1"), parameters=3, definition="", held_out=50)
+    plan, _ = plan_order(Order("mb-sgd", rounds=1), [card])
+    query = Query(Grad(problem.initial([0])), Gaussian("gradient", 1.0, 2.0))
+    record = Progress(tmp_path, keep=False)
+    tally = _Tally([card], plan, record)
+    told = Told(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
+    tally._look(told, {"a": Answer("a", "q", "0" * 64, torch.zeros(1, 3), query.event(), 1, "0" * 64)})
+    record.close()
+    line = json.loads((tmp_path / "progress.jsonl").read_text())
+    assert line["noise"] == pytest.approx(2.0 * 2 / 50 * 3**0.5)

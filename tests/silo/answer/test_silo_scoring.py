@@ -1,0 +1,385 @@
+"""Scores, class counts and missing rates at the gate: what one record can do to them, what they cost, and what is refused."""
+
+import contextlib
+import hashlib
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
+from silodp.core.problem.losses import cross_entropy, logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.codec import Envelope, decode_query, encode_query
+from silodp.core.query import ClassCounts, Gaussian, Grad, MissingRates, Poisson, Query, Score
+from silodp.silo.answer import exact, lattice, slots
+from silodp.silo.answer.exact import Exact, lattice_step, levelled, noise_scale
+from silodp.silo.answer.scoring import cell_rows
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.heldout import held_out, split_records
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.testing.cells import check_cells
+
+FEATURES, N = 3, 40
+BAD = (math.nan, math.inf, -math.inf, 3e38, -3e38)
+PROBLEMS = {
+    "logit": Problem(nn.Linear(FEATURES, 1), logistic),
+    "two": Problem(nn.Linear(FEATURES, 2), cross_entropy),
+    "four": Problem(nn.Linear(FEATURES, 4), cross_entropy),
+    "number": Problem(nn.Linear(FEATURES, 1), squared_error),
+}
+
+
+def point(name, scale=1.0):
+    return scale * PROBLEMS[name].initial([1])
+
+
+def some_records(name):
+    """Ordinary and hostile records: values that are huge or not finite, labels that do not exist."""
+    random = torch.Generator().manual_seed(4)
+    rows = [torch.randn(FEATURES, generator=random) * 5 for _ in range(6)]
+    rows += [torch.full((FEATURES,), value) for value in (0.0, *BAD)] + [torch.tensor([math.nan, 1.0, 2.0])]
+    labels = [0.0, float(point(name)[0, -1]), 1e30, -3.0, math.nan, math.inf] if name == "number" else [0, 1, 3, -7, 2**62]
+    return [(x, torch.tensor(y)) for x in rows for y in labels]
+
+
+def deployed(problem, share=0.0):
+    return lambda records: Exact(problem, records, partition=lambda *_: np.arange(records.counts[0]), held_out_share=share)
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+
+
+class Quiet(Simulated):
+    def _noisy(self, mean, mechanism, silos):
+        return mean
+
+
+def whole_silo(problem, scored):
+    """The deployed answerer with all records in the part that is asked about, so that brute force over one position says all."""
+
+    def make(records):
+        asked = Exact(problem, records, partition=lambda *_: np.arange(records.counts[0]))
+        asked._held = np.full(records.counts[0], scored)
+        return asked
+
+    return make
+
+
+STATISTICS = {
+    **{f"score {name}": (name, lambda name=name: Score(point(name), 5 if name in ("logit", "two") else 0, 2.0)) for name in PROBLEMS},
+    "score, huge w": ("logit", lambda: Score(point("logit", 1e30), 5, 1e-300)),
+    "classes": ("four", lambda: ClassCounts(4)),
+    "missing": ("two", lambda: MissingRates(FEATURES)),
+}
+
+
+@pytest.mark.parametrize("case", STATISTICS)
+def test_one_replaced_record_moves_a_sum_by_at_most_two_clips_and_by_as_much(case, silent):
+    name, make = STATISTICS[case]
+    problem, statistic = PROBLEMS[name], make()
+    for answerer in (lambda records: Quiet(problem, records, [0]), whole_silo(problem, isinstance(statistic, Score))):
+        check_cells(statistic, some_records(name), answerer, dim=problem.dim, reaches=0.99)
+
+
+def test_a_clip_of_half_the_reach_is_all_that_is_needed_and_no_less_is_taken():
+    assert Score(point("two"), 5, 1.0).norm == 1.0  # loss, right or not, and a cell: sqrt(1 + 1 + 2) / 2
+    assert Score(point("four"), 0, 1.0).norm == pytest.approx(math.sqrt(2) / 2)
+    assert ClassCounts(4).norm == pytest.approx(math.sqrt(2) / 2)
+    for numbers in (1, 2, 3, 7, 30, 784):
+        norm = MissingRates(numbers).norm
+        assert 4 * Fraction(norm) ** 2 >= numbers > 4 * Fraction(math.nextafter(norm, 0)) ** 2  # rounded up, in exact arithmetic
+
+
+def test_a_row_with_two_cells_or_half_a_cell_is_no_row():
+    rows = torch.tensor(
+        [[0.5, 1, 0, 0], [0.5, 1, 1, 0], [0.5, 0.5, 0, 0], [2.0, 1, 0, 0], [-0.5, 0, 0, 0], [0.5, 0, 0, 0]], dtype=torch.float64
+    )
+    kept = levelled(rows, 1, 2.0**-18).double() * 2.0**-18
+    assert kept.tolist() == [[0.5, 1, 0, 0], [0] * 4, [0] * 4, [0] * 4, [0] * 4, [0.5, 0, 0, 0]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(width=64, allow_nan=True, allow_infinity=True), min_size=6, max_size=6), st.integers(0, 6))
+def test_whatever_the_floats_a_row_on_the_lattice_has_numbers_and_at_most_one_cell(row, numbers):
+    gamma = 2.0**-18
+    whole = levelled(torch.tensor([row], dtype=torch.float64), numbers, gamma)[0].tolist()
+    assert all(0 <= k <= 2**18 for k in whole[:numbers])
+    assert sorted(whole[numbers:]) in ([0] * (6 - numbers), [0] * (5 - numbers) + [2**18])
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_score_is_what_a_loop_over_records_finds(name, silent):
+    problem, w, cap, bins = PROBLEMS[name], point(name), 1.5, 5 if name in ("logit", "two") else 0
+    random = np.random.default_rng(3)
+    x = random.normal(size=(N, FEATURES)).astype(np.float32)
+    y = random.normal(size=N).astype(np.float32) if name == "number" else random.integers(0, 4 if name == "four" else 2, N)
+    wanted = np.zeros(2 + 2 * bins)
+    for xi, yi in zip(x, y, strict=True):
+        output = problem.outputs(w.double(), torch.tensor(xi[None], dtype=torch.float64))[0, 0].detach().numpy()
+        if name == "number":
+            error = min(abs(output[0] - yi), cap) / cap
+            wanted[:2] += error**2, error
+            continue
+        logits = np.array([0.0, output[0]]) if name == "logit" else output
+        chances = np.exp(logits) / np.exp(logits).sum()
+        wanted[:2] += min(-np.log(chances[yi]), cap) / cap, logits.argmax() == yi
+        if bins:
+            wanted[2 + yi * bins + min(int(chances[1] * bins), bins - 1)] += 1
+    query, data = Query(Score(w, bins, cap), Gaussian("score", 1.0, 1.0)), Records.of([(x, y)])
+    for answerer in (Quiet(problem, data, [0]), whole_silo(problem, True)(data)):
+        np.testing.assert_allclose(answerer.answer(query, [0])[0, 0].numpy(), wanted / N, atol=3e-6)
+
+
+def test_several_points_are_scored_as_one_by_one():
+    problem, (x, y) = PROBLEMS["two"], data_of_two_classes()
+    points = torch.cat([point("two"), -point("two")])
+    both = Quiet(problem, Records.of([(x, y)] * 2), [0, 1]).answer(Query(Score(points, 4, 1.0), Gaussian("score", 1.0, 1.0)), [0, 1])
+    assert both.shape == (2, 2, 10)
+    for j in range(2):
+        alone = Quiet(problem, Records.of([(x, y)]), [0]).answer(Query(Score(points[j : j + 1], 4, 1.0), Gaussian("score", 1.0, 1.0)), [0])
+        assert torch.allclose(both[j], alone[0].expand(2, -1))
+
+
+class Mixing(nn.Module):
+    """A user's own model whose output of a record depends on the others of its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 2)
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+def test_a_model_that_mixes_records_cannot_mix_those_that_are_scored():
+    problem = Problem(Mixing(), cross_entropy)
+    rows = cell_rows(Score(problem.initial([0]), 3, 1e6), problem, problem.initial([0])[0])  # a cap that hides no loss
+    (x, y), (other, _) = data_of_two_classes(), data_of_two_classes(seed=8)
+    x, other, y = torch.tensor(x), torch.tensor(other), torch.tensor(y)
+    mixed = torch.cat([x[:1], other[1:]])
+    assert torch.equal(rows(x, y)[0], rows(mixed, y)[0])
+
+
+# --- held out -------------------------------------------------------------------------------------------------------------------------
+
+
+def data_of_two_classes(n=N, seed=5):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(n, FEATURES)).astype(np.float32), random.integers(0, 2, n)
+
+
+def test_the_split_follows_from_position_and_n_alone():
+    """The figure is fixed, so that no version of anything moves a record; parts are even along an ordered file."""
+    assert hashlib.sha256(held_out(1000, 0.2).tobytes()).hexdigest()[:16] == "b281042109938319"
+    for n, share in ((5, 0.2), (100, 0.25), (999, 0.3)):
+        assert held_out(n, share).sum() == int(share * n)
+    assert all(10 <= part.sum() <= 35 for part in np.array_split(held_out(1000, 0.2), 10))
+    with pytest.raises(BadInput, match="held-out share"):
+        held_out(10, 1.0)
+
+
+def test_a_replaced_record_moves_no_other_between_the_parts():
+    x, y = data_of_two_classes()
+    other = x.copy()
+    other[7] = 1e9
+    parts, changed = (split_records(Records.of([(v, y)]), 0.25) for v in (x, other))
+    assert [p.counts for p in parts] == [(30,), (10,)]
+    moved = [int((a.x != b.x).any(-1).sum()) for a, b in zip(parts, changed, strict=True)]
+    assert sorted(moved) == [0, 1]
+
+
+def test_a_split_that_leaves_a_part_empty_is_refused():
+    with pytest.raises(BadInput, match="silo-0 with 0 held-out"):
+        split_records(Records.of([data_of_two_classes()]), 0.01)
+
+
+def test_training_never_sees_held_out_records_and_a_score_sees_no_others(silent):
+    """A deployed silo whose held-out records change: gradients stay to the last bit; and the reverse for scores."""
+    problem, w, held = PROBLEMS["two"], point("two"), held_out(N, 0.25)
+    x, y = data_of_two_classes()
+    asked = {}
+    for where, mask in (("none", np.zeros(N, bool)), ("held", held), ("train", ~held)):
+        changed = np.where(mask[:, None], -3 * x, x)
+        gate = deployed(problem, 0.25)(Records.of([(changed, y)]))
+        asked[where] = [gate.answer(Query(s, Gaussian("a", 1.0, 1.0)), [0]) for s in (Grad(w), Score(w, 4, 1.0))]
+    assert torch.equal(asked["none"][0], asked["held"][0])
+    assert not torch.equal(asked["none"][0], asked["train"][0])
+    assert torch.equal(asked["none"][1], asked["train"][1])
+    assert not torch.equal(asked["none"][1], asked["held"][1])
+
+
+def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch, silent):
+    problem, w, scales = PROBLEMS["two"], point("two"), []
+    x, y = data_of_two_classes()
+    gate = deployed(problem, 0.25)(Records.of([(x, y)]))
+    value = gate.answer(Query(Score(w, 4, 1.0), Gaussian("a", 1.0, 1.0)), [0])[0, 0]
+    assert float(value[2:].sum()) == pytest.approx(1.0)
+    full = deployed(problem)(Records.of([(x[~held_out(N, 0.25)], y[~held_out(N, 0.25)])]))
+    query = Query(Grad(w), Gaussian("a", 1.0, 1.0))
+    assert torch.allclose(gate.answer(query, [0]), full.answer(query, [0]), atol=1e-12)
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: scales.append(scale) or np.zeros(size, np.int64))
+    for asked in (query, Query(Score(w, 4, 1.0), Gaussian("a", 1.0, 3.0))):
+        gate.answer(asked, [0])
+        assert scales[-1] == noise_scale(asked.mechanism, lattice_step(1.0, asked.statistic.shape[-1]))
+
+
+@pytest.mark.parametrize(("features", "hidden"), [(64, 2), (2, 64)])
+def test_a_score_takes_no_more_records_at_once_than_memory_has_room_for(monkeypatch, features, hidden):
+    """Room for 2^10 numbers: its own row has two, but a record and the model have many more."""
+    problem = Problem(nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 4)), cross_entropy)
+    seen, computed = [], slots.computed
+    monkeypatch.setattr(slots, "CHUNK", 2**10)
+    monkeypatch.setattr(exact, "computed", lambda make, x, *rest: seen.append(len(x)) or computed(make, x, *rest))
+    gate = deployed(problem, 0.5)(Records.of([(np.zeros((200, features), np.float32), np.zeros(200, np.int64))]))
+    gate.answer(asking(Score(problem.initial([0]), 0, 1.0)), [0])
+    assert sum(seen) == 200
+    assert max(seen) * max(features, problem.dim) <= 2**10
+
+
+# --- price and refusals ---------------------------------------------------------------------------------------------------------------
+
+
+def simulated_gate(budget=math.inf, name="two"):
+    x, y = data_of_two_classes()
+    data, problem = Records.of([(x, y)]), PROBLEMS[name]
+    ledger = MemoryLedger(GDP(), Budget(budget, 1e-6), data.counts)
+    return Gate(Simulated(problem, data, [0]), ledger, dim=problem.dim, counts=data.counts), ledger
+
+
+def asking(statistic, clip=None, noise=4.0, **rest):
+    return Query(statistic, Gaussian("score", statistic.norm if clip is None else clip, noise, **rest))
+
+
+def test_a_score_costs_what_any_gaussian_release_costs_each_time():
+    gate, ledger = simulated_gate()
+    for times, statistic in enumerate([Score(point("two"), 4, 1.0)] * 2 + [ClassCounts(2), MissingRates(FEATURES)], 1):
+        gate.answer(asking(statistic), [0])
+        assert ledger.rule.total(ledger._buckets).item() == pytest.approx(times / 16)
+
+
+def test_repeated_evaluation_ends_with_the_budget():
+    gate, _ = simulated_gate(budget=1.0)
+    answers = []
+    with contextlib.suppress(Refused):
+        while len(answers) < 100:
+            answers.append(gate.answer(asking(Score(point("two"), 4, 1.0), noise=20.0), [0]))
+    assert len(answers) == int(gdp_mu(Budget(1.0, 1e-6)) ** 2 * 400) > 10
+
+
+W = point("two")
+HOSTILE = {
+    "w with NaN": (asking(Score(torch.full_like(W, math.nan), 4, 1.0)), "not-finite"),
+    "w with inf": (asking(Score(torch.full_like(W, math.inf), 4, 1.0)), "not-finite"),
+    "w of another shape": (asking(Score(W[:, :-1], 4, 1.0)), "shape"),
+    "two points": (asking(Score(torch.cat([W, W]), 4, 1.0)), "shape"),
+    "w of integers": (asking(Score(W.long(), 4, 1.0)), "shape"),
+    "513 bins": (asking(Score(W, 513, 1.0)), "shape"),
+    "-1 bins": (asking(Score(W, -1, 1.0), clip=1.0), "shape"),
+    "bins that are no integer": (asking(Score(W, 4.0, 1.0)), "shape"),
+    "cap 0": (asking(Score(W, 4, 0.0)), "clip"),
+    "cap NaN": (asking(Score(W, 4, math.nan)), "clip"),
+    "cap inf": (asking(Score(W, 4, math.inf)), "clip"),
+    "cap -1": (asking(Score(W, 4, -1.0)), "clip"),
+    "a clip below the reach": (asking(Score(W, 4, 1.0), clip=0.99), "clip"),
+    "a clip just below the reach": (asking(ClassCounts(2), clip=math.sqrt(2) / 2 * (1 - 1e-9)), "clip"),
+    "a clip of zero": (asking(Score(W, 4, 1.0), clip=0.0), "clip"),
+    "a huge clip": (asking(Score(W, 4, 1.0), clip=1e6), "clip"),
+    "a part of the records": (asking(Score(W, 4, 1.0), sampling=Poisson(0.5)), "batch"),
+    "2^16 + 1 classes": (asking(ClassCounts(2**16 + 1)), "shape"),
+    "1 class": (asking(ClassCounts(1)), "shape"),
+    "-2 classes": (asking(ClassCounts(-2), clip=1.0), "shape"),
+    "another number of features": (asking(MissingRates(FEATURES + 1)), "shape"),
+    "no features": (asking(MissingRates(0), clip=1.0), "shape"),
+    "negative noise": (asking(ClassCounts(2), noise=-1.0), "noise"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_questions_are_refused_before_any_charge(case):
+    query, code = HOSTILE[case]
+    gate, ledger = simulated_gate()
+    with pytest.raises(Refused) as refusal:
+        gate.answer(query, [0])
+    assert refusal.value.code == code
+    assert not ledger._buckets
+
+
+def test_a_deployed_silo_without_held_out_records_refuses_scores_and_one_ulp_of_clip_too_little(silent):
+    data = Records.of([data_of_two_classes()])
+    with pytest.raises(Refused, match="batch"):
+        deployed(PROBLEMS["two"])(data).check(asking(Score(W, 4, 1.0)))
+    gate = deployed(PROBLEMS["two"], 0.25)(data)
+    for statistic in (Score(W, 4, 1.0), Score(W, 0, 1.0), ClassCounts(2), MissingRates(FEATURES)):
+        gate.check(asking(statistic))
+        short = asking(statistic, clip=math.nextafter(statistic.norm, 0))
+        with pytest.raises(Refused, match="clip"):
+            gate.check(short)
+
+
+def test_a_query_survives_its_bytes():
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+    for statistic in (Score(W, 4, 0.1), ClassCounts(3), MissingRates(5)):
+        frame = encode_query(Envelope("silo", "run", "q", "0" * 64, asking(statistic)), key)
+        got = decode_query(frame, limit=10**6)[0].query
+        assert type(got.statistic) is type(statistic)
+        assert got.statistic.shape == statistic.shape
+        assert all(
+            torch.equal(v, got.statistic.w) if name == "w" else v == getattr(got.statistic, name) for name, v in vars(statistic).items()
+        )
+    with pytest.raises(BadInput):
+        encode_query(Envelope("silo", "run", "q", "0" * 64, asking(Score(W, 4, math.nan))), key)
+
+
+def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
+    """The server knows all other records, and builds w so that only the target's cell and loss move.
+
+    600 releases of each neighbour, at noise multiplier 1: projected on the true difference they are N(0, 1) apart by mu = 1 at most. The
+    estimate has a standard error of sqrt(2 / 600) = 0.058; it must lie in 1 +- 0.3 (5 sigma), so that the noise is neither too little nor wasted.
+    """
+    problem = PROBLEMS["logit"]
+    x, y = np.zeros((8, FEATURES), np.float32), np.zeros(8, np.int64)
+    x[:, 0] = -30.0
+    near, far = (x.copy(), y.copy()), (x.copy(), y.copy())
+    target = int(np.flatnonzero(held_out(8, 0.5))[0])
+    far[0][target, 0], far[1][target] = -30.0, 1  # as sure as can be, and wrong
+    w = torch.zeros(1, problem.dim)
+    w[0, 0] = 1.0
+    query = asking(Score(w, 4, 1.0), noise=1.0)
+    draws = []
+    for data in (near, far):
+        gate = deployed(problem, 0.5)(Records.of([data]))
+        gate.check(query)
+        draws.append(torch.stack([gate.answer(query, [0])[0, 0] for _ in range(600)]).numpy())
+    direction = np.zeros(10)
+    direction[[0, 1, 2, 6]] = 1, -1, -1, 1  # the loss rises, right becomes wrong, one cell becomes another
+    apart = (draws[1] - draws[0]) @ direction / np.linalg.norm(direction)
+    noise = np.concatenate([d @ direction - (d @ direction).mean() for d in draws]) / np.linalg.norm(direction)
+    assert float(apart.mean() / noise.std()) == pytest.approx(1.0, abs=0.3)
+
+
+def test_missing_values_are_those_that_were_missing_when_they_were_read(silent):
+    x, y = data_of_two_classes()
+    x[:10, 0] = np.nan
+    x[0, 1] = np.inf
+    data = Records.of([(x, y)])
+    filled = replace(data, x=data.x.nan_to_num(0.0), missing=data.absent)
+    for records in (data, filled):
+        for answerer in (Quiet(PROBLEMS["two"], records, [0]), whole_silo(PROBLEMS["two"], False)(records)):
+            value = answerer.answer(asking(MissingRates(FEATURES)), [0])[0, 0]
+            np.testing.assert_allclose(value.numpy(), [0.25, 0, 0], atol=1e-9)
+    parts = split_records(filled, 0.25)
+    assert sum(int(p.absent.sum()) for p in parts) == 10

@@ -1,0 +1,391 @@
+"""Every record in its slot: its integers are the same in every batch and whatever the others hold, and sampling hides what is charged for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import instruction_sets
+import poisson_attack as attack
+from silodp.core.errors import BadInput
+from silodp.core.mechanisms import shuffle
+from silodp.core.problem.losses import cross_entropy, logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Poisson, Query, Score, Shuffled, WithoutReplacement
+from silodp.silo.answer import exact, lattice, slots
+from silodp.silo.answer.exact import Exact, lattice_step, quantised
+from silodp.silo.answer.scaling import histogram_rows, moment_rows
+from silodp.silo.answer.scoring import cell_rows
+from silodp.silo.data.records import Records
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # attention has no batching rule, and is done record by record
+
+N, MINE = 45, [0, 7, 16, 31, 44]
+COINS = {"levels": 8, "noise_bits": 4, "contributions": 15}
+
+
+class Sequence(nn.Module):
+    """A small transformer: four tokens of four features, one layer of attention, one output a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x.reshape(-1, 4, 4)).flatten(1))
+
+
+def strict(output, target):
+    """A loss that raises on a label that it does not know."""
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+class Tokens(nn.Module):
+    """Raises on a record whose first feature is no token of 0 .. 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 6), nn.Linear(21, 3)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
+
+
+ROWS = [(i, j) for i in range(16) for j in range(i + 4, 16, 4)]  # records have four equal tokens of four features: so have images rows
+PIXELS = [(4 * channel + column, 4 * channel + 2 + column) for channel in range(3) for column in range(2)]
+MODELS = {  # with the layer in which numbers are made to cancel, and which of its inputs are equal
+    "linear": (lambda: nn.Sequential(nn.Linear(16, 1)), squared_error, "0.weight", ROWS),
+    "logistic": (lambda: nn.Sequential(nn.Linear(16, 1)), logistic, "0.weight", ROWS),
+    "mlp": (lambda: nn.Sequential(nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)), cross_entropy, "0.weight", ROWS),
+    "cnn": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        cross_entropy,
+        "4.weight",
+        PIXELS,
+    ),
+    "transformer": (Sequence, cross_entropy, "head.weight", ROWS),
+    "raising loss": (lambda: nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3)), strict, "0.weight", ROWS),
+    "raising model": (Tokens, cross_entropy, "head.weight", [(i + 5, j + 5) for i, j in ROWS if i]),
+}
+
+
+def problem_of(name: str) -> Problem:
+    torch.manual_seed(3)
+    model, loss, _, _ = MODELS[name]
+    return Problem(model(), loss)
+
+
+def records(name: str, others: float | str = "ordinary") -> Records:
+    """The records at MINE are the same whatever the others are."""
+    rng = np.random.default_rng(7)
+    x, y = np.tile(rng.normal(size=(N, 4)), 4).astype(np.float32), rng.integers(0, 2, N)
+    if name == "raising model":
+        x[:, 0] = rng.integers(0, 5, N)
+    theirs = np.setdiff1d(np.arange(N), MINE)
+    if others == "raising":
+        x[theirs[::6], 0], y[theirs[3::6]] = 99, -7
+    elif others != "ordinary":
+        x[theirs], y[theirs] = others, 1
+    return Records.of([(x, y.astype(np.float32) if name == "linear" else y)])
+
+
+def answerer(name: str, others: float | str = "ordinary", of=Exact, **more) -> Exact:
+    return of(problem_of(name), records(name, others), partition=lambda partition, batches: np.arange(N)[::-1], **more)
+
+
+def hostile_points(name: str, trials: int = 12) -> list[torch.Tensor]:
+    """Points at which rounding decides: L x - L x and something small in one layer, which is left or lost; also overflow and next to nothing."""
+    of, rng = problem_of(name), np.random.default_rng(0)
+    layer, twins = MODELS[name][2:]
+    w = of.initial([1]).double()
+    points = [w]
+    for _ in range(trials):
+        parameters = {key: value[0].clone() for key, value in of.split(w).items()}
+        weight = parameters[layer].zero_()
+        for row in weight:
+            large, gone = twins[rng.integers(len(twins))]
+            row[rng.choice([i for i in range(len(row)) if i not in (large, gone)])] = rng.choice([-1, 1]) * 1e5
+            row[large], row[gone] = 1e25, -1e25
+        points.append(torch.cat([value.flatten() for value in parameters.values()])[None])
+    return points if isinstance(of.model, Sequence | Tokens) or of.loss is strict else [*points, 1e200 * w, 1e-310 * w]
+
+
+def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> np.ndarray:
+    return asked._sum(rows, np.asarray(batch, np.int64), clip, lattice_step(clip, dim), dim, **more)
+
+
+def each(asked: Exact, rows, dim: int, clip: float = 0.5) -> np.ndarray:
+    """(n, d): every record's integers."""
+    found, computed = [], slots.computed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "computed", lambda *what: found.append(computed(*what)) or found[-1])
+        integers(asked, rows, [], dim, clip)
+    return torch.cat(found).numpy()
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Sixteen records in a chunk, thirteen in the last."""
+    monkeypatch.setattr(exact, "slots", lambda n, width: [slice(0, 16), slice(16, 32), slice(32, n)])
+
+
+class Gathering(Exact):
+    """The mistake: a batch is gathered and computed as a tensor of its own."""
+
+    def _sum(self, rows, chosen, clip, gamma, dim, numbers=None, source=None):
+        if not len(chosen):
+            return np.zeros(dim, np.int64)
+        return (
+            quantised(
+                rows(self._x[chosen].double(), self._y[chosen].clone() if self._y.dtype == torch.int64 else self._y[chosen].double()),
+                clip,
+                gamma,
+            )
+            .sum(0)
+            .numpy()
+        )
+
+
+BATCHES = [sorted(np.random.default_rng(k).choice(N, size=k, replace=False)) for k in (1, 3, 4, 8, 21, 44)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_has_the_same_integers_in_every_batch_that_it_is_in(name, short_chunks):
+    asked = answerer(name)
+    for w in hostile_points(name):
+        rows = asked._gradients([w])
+        own = each(asked, rows, asked.problem.dim)
+        for batch in BATCHES:
+            np.testing.assert_array_equal(integers(asked, rows, batch, asked.problem.dim), own[batch].sum(0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_points_are_such_that_a_gathered_batch_changes_a_records_integers(name):
+    """What the tests around this one could see, if it were there."""
+    asked = answerer(name, of=Gathering)
+    for w in hostile_points(name):
+        rows = asked._gradients([w])
+        for batch in BATCHES[1:4]:
+            own = sum(integers(asked, rows, [i], asked.problem.dim) for i in batch)
+            if (integers(asked, rows, batch, asked.problem.dim) != own).any():
+                return
+    pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
+
+
+OTHERS = ["ordinary", math.nan, math.inf, 3e38, 1e-40, 0.0, "raising"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_record_has_the_same_integers_whatever_the_others_hold(name, short_chunks):
+    """Of every statistic: gradients, differences, scores, histograms, moments."""
+    for point, w in enumerate(hostile_points(name, trials=2)):
+        kept = []
+        for others in OTHERS:
+            asked = answerer(name, others)
+            of = asked.problem
+            score, edges, low = Score(w, 3, 1.0), torch.linspace(-2, 2, 5).double(), torch.full((16,), -2.0).double()
+            made = [
+                (asked._gradients([w]), of.dim, {}),
+                (asked._gradients([w, 0.999 * w]), of.dim, {}),
+                (cell_rows(score, of, w[0]), score.shape[-1], {"numbers": score.numbers, "clip": 1.0}),
+                *([(histogram_rows(edges), 96, {}), (moment_rows(low, -low), 32, {})] if point == 0 else []),
+            ]
+            kept.append(np.concatenate([integers(asked, rows, MINE, dim, **more) for rows, dim, more in made]))
+        for values in kept:
+            np.testing.assert_array_equal(values, kept[0])
+
+
+@pytest.mark.parametrize("name", ["raising loss", "raising model"])
+def test_a_record_that_raises_is_zero_and_nobody_else_is(name, short_chunks):
+    asked = answerer(name, "raising")
+    of, bad = asked.problem, sorted(set(range(N)) - set(MINE))
+    bad = bad[::6] if name == "raising model" else sorted(bad[3::6])
+    own = each(asked, asked._gradients([of.initial([1])]), of.dim)
+    if name == "raising loss":
+        assert [i for i in range(N) if not own[i].any()] == bad
+    else:  # and a label that does not exist, whose gradient is zero
+        assert set(bad) < {i for i in range(N) if not own[i].any()}
+        assert sum(bool(k.any()) for k in own) == N - 7 - 7
+
+
+def test_no_handler_changes_the_shape_in_which_anybody_is_computed():
+    """Whoever raises, and however many, the rows that count come from a chunk of all places, with their own record at their own place."""
+    x, shapes = torch.arange(12.0)[:, None], set()
+
+    def rows(x, y):
+        shapes.add(tuple(x.shape))
+        if bool((y == 1).any()):
+            raise IndexError("label")
+        return x + torch.arange(len(x))[:, None] / 16  # what a row is depends on its place
+
+    for bad in ([], [3], [0, 11], [2, 3, 4, 9], list(range(12))):
+        y = torch.zeros(12, dtype=torch.int64)
+        y[bad] = 1
+        wanted = (x + torch.arange(12)[:, None] / 16).masked_fill((y == 1)[:, None], 0)
+        np.testing.assert_array_equal(slots.computed(rows, x, y, 1), wanted)
+    assert shapes == {(12, 1)}
+
+
+def test_answers_of_every_sampling_compute_the_same_chunks(monkeypatch, short_chunks):
+    """Whoever is drawn or held out: all records are computed, in the same chunks."""
+    seen, computed = [], slots.computed
+    monkeypatch.setattr(exact, "computed", lambda rows, x, *rest: seen.append(len(x)) or computed(rows, x, *rest))
+    for held in (0.0, 0.3):
+        asked = answerer("mlp", held_out_share=held)
+        w = asked.problem.initial([1])
+        for sampling in (Poisson(0.05), Poisson(0.9), WithoutReplacement(0.2), DisjointBatches(3, 1)):
+            for statistic in (Grad(w), GradDiff(w, 0.5 * w)):
+                asked.answer(Query(statistic, Gaussian("a", 0.5, 2.0, sampling)), [0])
+        asked.answer(Query(Grad(w), Shuffled("a", 0.5, sampling=sampling, **COINS)), [0])
+        if held:
+            asked.answer(Query(Score(w, 2, 1.0), Gaussian("a", Score(w, 2, 1.0).norm, 2.0)), [0])
+    assert set(zip(seen[::3], seen[1::3], seen[2::3], strict=True)) == {(16, 16, 13)}
+
+
+def test_a_shuffled_records_rounding_is_its_own_whoever_is_drawn(monkeypatch, short_chunks):
+    """With the coins of the noise gone and the bits of the rounding known, counts of batches are sums of counts of records."""
+
+    class Known(lattice.Keystream):
+        def bytes(self, n):
+            return self.__dict__.setdefault("known", np.random.default_rng(0)).bytes(n)
+
+    monkeypatch.setattr(lattice, "Keystream", Known)
+    monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64))
+    mechanism, firsts = Shuffled("a", 0.5, **COINS), []
+    for others in ("ordinary", math.nan, 3e38):
+        asked = answerer("mlp", others)
+        rows = asked._gradients([hostile_points("mlp")[1]])
+
+        def counts(batch, asked=asked, rows=rows):
+            monkeypatch.setattr(asked, "_batch", lambda sampling: np.asarray(batch))
+            return asked._counts(rows, mechanism, asked.problem.dim)
+
+        own = np.stack([counts([i]) for i in range(N)])
+        for batch in BATCHES:
+            np.testing.assert_array_equal(counts(batch), own[batch].sum(0))
+        firsts.append(own[MINE])
+        np.testing.assert_array_equal(firsts[-1], firsts[0])
+
+
+# --- the attack: through the integer sums, at points that a server would choose -------------------------------------------------------
+
+
+class InFours(Gathering):
+    """The same with kernels that add as many a library does: four rows at a time in one order, and the rows that are left in another."""
+
+    def _gradients(self, points):
+        def rows(x, y):
+            terms, fours = (x * points[0][0, :-1]).numpy(), len(x) // 4 * 4
+            forward, backward = terms.cumsum(1)[:, -1], terms[:, ::-1].cumsum(1)[:, -1]
+            output = torch.from_numpy(np.where(np.arange(len(x)) < fours, forward, backward))
+            return 2 * (output - y)[:, None] * torch.cat([x, torch.ones(len(x), 1)], 1)
+
+        return rows
+
+
+def of_kind(kind: type[Exact]) -> attack.Answerer:
+    return lambda data: kind(attack.PROBLEM, data, partition=lambda name, batches: np.arange(data.counts[0]))
+
+
+@pytest.mark.parametrize(("n", "rate"), attack.CASES)
+def test_no_point_makes_a_poisson_release_give_away_more_than_is_charged(n, rate):
+    """At order 17.8, and over as many releases as a budget of (3, 1e-5) pays for. The grids' own errors are below 1e-4 of a divergence."""
+    seen = attack.attack(attack.shipped, n, rate)
+    assert attack.divergence(seen, rate) <= attack.charged(n, rate) * (1 + 1e-4)
+    assert attack.delta(seen, rate, attack.affordable(n, rate)) <= attack.PROMISE.delta
+
+
+@pytest.mark.parametrize(("n", "rate", "price", "promise"), [(4, 0.25, 5, 2), (20, 0.05, 100, 0), (100, 0.05, 100, 0)])
+def test_the_attack_finds_an_answerer_guilty_that_gathers_its_batches(n, rate, price, promise):
+    """By which factors the price, and the promise of delta, are broken at least."""
+    seen = attack.attack(of_kind(InFours), n, rate)
+    assert attack.divergence(seen, rate) > price * attack.charged(n, rate)
+    assert attack.delta(seen, rate, attack.affordable(n, rate), np.floor) > promise * attack.PROMISE.delta
+
+
+def test_the_attack_finds_this_machines_own_kernels_guilty_where_a_batch_is_gathered():
+    guilty = [n for n in (4, 5) if attack.divergence(attack.attack(of_kind(Gathering), n, 0.25), 0.25) > 2 * attack.charged(n, 0.25)]
+    if not guilty:
+        pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
+
+
+# --- the gate's test of itself ---------------------------------------------------------------------------------------------------------
+
+
+class Mixing(Exact):
+    """Kernels in which the last bit of a row depends on the sign of another one."""
+
+    def _gradients(self, points):
+        rows = super()._gradients(points)
+        return lambda x, y: rows(x, y) * (1 + 2.0**-52 * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gate_tries_its_kernels_before_it_serves(name):
+    answerer(name).verify()
+    with pytest.raises(BadInput, match="does not serve"):
+        answerer(name, of=Mixing).verify()
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_record_that_raises_changes_nobody_elses_integers_however_the_records_lie_in_memory(scattered):
+    """The output is 1e17 (3 a.x - (3 a).x), so that a last bit decides; record 3, which raises or not, is not drawn."""
+    n, features, hidden, rng = 300, 33, 17, np.random.default_rng(0)
+    x, a = torch.from_numpy(rng.normal(size=(n, features)).astype(np.float32)), torch.from_numpy(rng.normal(size=features))
+    x = x.T.contiguous().T if scattered else x
+    layers = nn.Linear(features, hidden, bias=False), nn.Linear(hidden, 2, bias=False)
+    problem = Problem(nn.Sequential(*layers), lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"))
+    first, last = torch.zeros(hidden, features, dtype=torch.float64), torch.zeros(2, hidden, dtype=torch.float64)
+    first[0], first[1], last[0, 0], last[0, 1] = a, 3 * a, 3e17, -1e17
+    w, sums = torch.cat([first.flatten(), last.flatten()])[None], []
+    for label in (0, 77):
+        y = torch.zeros(n, dtype=torch.int64)
+        y[3] = label
+        asked = Exact(problem, Records(x[None], y[None], (n,), ("s",)), partition=lambda partition, batches: np.arange(n))
+        sums.append(asked._sum(asked._gradients([w]), np.setdiff1d(np.arange(n), [3]), 1.0, lattice_step(1.0, problem.dim), problem.dim))
+    assert np.array_equal(*sums)
+
+
+def test_a_model_of_which_no_record_has_a_gradient_is_not_served():
+    class Refusing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, x):
+            raise ValueError("as torch.func does on layers that it cannot take apart")
+
+    asked = Exact(Problem(Refusing(), cross_entropy), records("mlp"), partition=lambda partition, batches: np.arange(N))
+    with pytest.raises(BadInput, match="gives nothing for a record by itself"):
+        asked.verify()
+
+
+def test_an_answer_takes_the_threads_that_the_gate_began_with_and_leaves_the_process_its_own(monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    asked = answerer("mlp")
+    monkeypatch.setattr(asked, "_batch", lambda sampling: seen.append(torch.get_num_threads()) or np.arange(N))
+    torch.set_num_threads(before + 1)
+    try:
+        asked.answer(Query(Grad(asked.problem.initial([1])), Gaussian("a", 0.5, 2.0)), [0])
+        assert (seen, torch.get_num_threads()) == ([before], before + 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+HERE = "tests/silo/answer/test_slots.py"
+
+
+@instruction_sets.each
+def test_all_this_holds_with_every_instruction_set(forced):
+    forced.check(
+        *(f"{HERE}::test_a_record_has_the_same_integers_{where}" for where in ("in_every_batch_that_it_is_in", "whatever_the_others_hold")),
+        f"{HERE}::test_a_shuffled_records_rounding_is_its_own_whoever_is_drawn",
+        f"{HERE}::test_no_point_makes_a_poisson_release_give_away_more_than_is_charged[5-0.25]",
+        f"{HERE}::test_a_gate_tries_its_kernels_before_it_serves",
+        "tests/silo/answer/test_exact.py::test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit",
+    )

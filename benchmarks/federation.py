@@ -34,11 +34,13 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query, encode_reply
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate

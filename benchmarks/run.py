@@ -24,10 +24,10 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.gradient import CLIP, Client, ghost, hooks
 from benchmarks.models import mlp, vectors
 from benchmarks.table import Method, Row, build, compare
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian
 from silodp.engine import native
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd

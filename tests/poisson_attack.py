@@ -19,10 +19,11 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Event, Poisson
+from silodp.core.sampling import Poisson
 from silodp.silo.answer.exact import Exact, lattice_step
 from silodp.silo.data.records import Records
 

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from silodp.cli.app import _comparison_tables
+from silodp.cli.studies import _comparison_tables
 from silodp.core.privacy.accounting import gdp_epsilon, rounded_up
 from silodp.server.algorithms import ALGORITHMS
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from silodp.cli import app as cli
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import rounded_up
-from silodp.core.query import Event, FullBatch, Poisson
+from silodp.core.sampling import FullBatch, Poisson
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger
 

@@ -15,8 +15,10 @@ from safetensors import safe_open
 
 from silodp.cli.federation import _card, _problem
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Schema
-from silodp.core.query import Gaussian, Histogram, MissingRates, Moments, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Histogram, MissingRates, Moments
 from silodp.server.run import agree
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact

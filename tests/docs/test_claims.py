@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, rounded_up
-from silodp.core.query import FullBatch, Gaussian
+from silodp.core.sampling import FullBatch
 from silodp.lab.studies import gallery, rates
 from silodp.lab.studies.compare import improvement, read_table
 from silodp.lab.studies.study import TRUST, demo

@@ -4,9 +4,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from silodp.core.errors import BadInput
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE
 from silodp.engine import clipping, layers
 from silodp.engine.clipping import clipped_sum
 from silodp.testing.statistic import check_statistic, record_gradients

@@ -27,7 +27,7 @@ def test_the_path_in_c_holds_for_every_architecture(architecture):
         settings = {"env": environment, "cwd": instruction_sets.ROOT, "timeout": instruction_sets.LIMIT}
         return subprocess.run([sys.executable, *words], **settings, capture_output=True, text=True, check=False)
 
-    if run("-c", "from silodp.core import native; assert native.library()").returncode:
+    if run("-c", "from silodp.engine import native; assert native.library()").returncode:
         pytest.skip(f"not tested: there is no gcc here that builds for {architecture}")
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/engine/test_native.py")
     if done.returncode == -signal.SIGILL:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import Huber, cross_entropy, logistic, squared_error
 from silodp.core.problem.models import cnn
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE
 from silodp.engine import native
 from silodp.engine.clipping import clipped_sum, modules
 from silodp.testing.statistic import record_gradients

@@ -5,10 +5,10 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from silodp.core.errors import BadInput
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE
 from silodp.engine import clipping, convolution, structured
 from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import clipped_sum, record_bytes

@@ -27,6 +27,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import ASKER, PATIENCE, Gate, Gates, three_gates, wbcd, write_csv
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import (
     OVERHEAD,
     QUERY,
@@ -41,20 +42,9 @@ from silodp.core.protocol.codec import (
     encode_reply,
 )
 from silodp.core.protocol.frames import VERSION
-from silodp.core.query import (
-    DisjointBatches,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    Moments,
-    Poisson,
-    Query,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.server.remote import Card, Patience, Remote, Told
 from silodp.silo.ledger.chain import event_of
 from silodp.silo.service.provision import provision

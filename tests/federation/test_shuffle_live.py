@@ -31,6 +31,7 @@ from gates import LIMIT, Clock, Unhurried, shell
 from silodp.cli.federation import _card, _carrier, _problem, _read_key
 from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.mechanisms.shuffle import Parameters, variance
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule, Totals
@@ -47,7 +48,7 @@ from silodp.core.protocol.relay import (
     encode_outcome,
     encode_request,
 )
-from silodp.core.query import Gaussian, Query
+from silodp.core.query import Query
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
 from silodp.server.remote import Patience

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
-from silodp.core.query import Gaussian
 from silodp.lab import advise as lab
 from silodp.lab import tune
 from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic

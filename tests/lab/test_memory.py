@@ -18,7 +18,9 @@ import json, sys
 import torch
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Grad, GradDiff, Query
+from silodp.core.mechanisms import Gaussian
+from silodp.core.query import Query
+from silodp.core.statistics import Grad, GradDiff
 from silodp.lab.memory import program_bytes
 from silodp.silo.data.records import Records
 from silodp.silo.answer.simulated import Simulated

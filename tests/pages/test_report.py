@@ -16,12 +16,15 @@ from scipy import stats
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import by_name
-from silodp.core.query import Gaussian, Grad, LocalSteps, Poisson, Query
+from silodp.core.query import Query
+from silodp.core.sampling import Poisson
+from silodp.core.statistics import Grad, LocalSteps
 from silodp.pages import export, runs
 from silodp.pages.report import claims_of, misses, report
 from silodp.server.progress import Progress, measured

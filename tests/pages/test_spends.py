@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from looking import ask, served
 
+from silodp.core.events import Event
 from silodp.core.figures import EARLY, HOLDS, TOO_NOISY
 from silodp.core.privacy.accounting import composed_epsilon, rounded_up
-from silodp.core.query import Event, Poisson
+from silodp.core.sampling import Poisson
 from silodp.pages import runs
 from silodp.pages.report import report
 from silodp.silo.ledger.durable import DurableLedger

@@ -11,11 +11,14 @@ from sklearn.linear_model import Lasso, Ridge
 from torch import nn
 
 from silodp.core.errors import Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import L1, Box, SquaredL2, Zero
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, Poisson, Query, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS, Algorithm, diff2, prox_pl_svrg, prox_spider, prox_svrg, scaffold
 from silodp.server.algorithms.difference import ask_difference

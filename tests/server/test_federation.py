@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.core.errors import BadInput
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.mechanisms import Gaussian
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.server.federation import Balanced, Everyone, Federation, Fixed, Uniform
 from silodp.testing.federation import check_federation, simulated_federation
 

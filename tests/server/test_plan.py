@@ -9,8 +9,10 @@ import torch
 from dp_accounting import get_epsilon_gaussian
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
-from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Balanced, Everyone, Uniform
 from silodp.server.paper import paper_multipliers

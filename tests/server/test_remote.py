@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 
 from gates import ASKER, LIMIT, Clock, three_gates, wbcd
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.protocol.codec import Answer, Refusal, decode_query, encode_reply
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.server.algorithms import local_sgd, prox_spider, prox_svrg, scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.server.progress import Progress
 from silodp.server.remote import Told
 from silodp.server.run import Order, _Tally, plan_order

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from silodp.core.errors import BadInput
-from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Balanced, Everyone, Uniform
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule

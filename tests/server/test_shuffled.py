@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import shuffle
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.core.query import DisjointBatches, Gaussian, Grad, LocalSteps, Query, Shuffled
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches
+from silodp.core.statistics import Grad, LocalSteps
 from silodp.lab.simulation import simulate
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate

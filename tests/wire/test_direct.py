@@ -17,7 +17,7 @@ import torch
 from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
 from silodp.cli import app as cli
 from silodp.cli.federation import _command
-from silodp.core.query import Gaussian
+from silodp.core.mechanisms import Gaussian
 from silodp.server.algorithms import prox_spider
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.peers import Folder, Peer

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput
+from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Number
 from silodp.engine.layers import Layer, Parameters, Term, activate, chain, deactivate
 from silodp.engine.native import sums as in_c
 from silodp.engine.structured import Node, Part, parts, sequence, several, structure

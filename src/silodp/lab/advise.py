@@ -18,10 +18,11 @@ from scipy import integrate, special
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_mu, root
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE, Gaussian
 from silodp.lab.planning import Wish, default_delta, finite
 from silodp.lab.planning_shuffle import TRUSTS, planned_for
 from silodp.lab.simulation import simulate

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import Loss
 from silodp.core.problem.models import model_by_name
@@ -25,7 +26,8 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import by_name
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
-from silodp.core.query import FullBatch, Gaussian, Query, Release, Sampling
+from silodp.core.query import Query, Release
+from silodp.core.sampling import FullBatch, Sampling
 from silodp.lab.hidden import kept_seed
 from silodp.lab.pinned import file_hash, pinned, refuse_imports
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.query import Gaussian
+from silodp.core.mechanisms import Gaussian
 from silodp.engine import native
 
 PACKAGES = ("silodp", "torch", "numpy", "scipy", "dp-accounting")

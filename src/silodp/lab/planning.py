@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, record_budget_for_user, rounded_up, user_level
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian
+from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import isrl as theory
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers

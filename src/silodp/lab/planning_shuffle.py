@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Shared
 from silodp.core.mechanisms import shuffle
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule
-from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import isrl as theory
 from silodp.core.theory import shuffle as theory_shuffle
 from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from silodp.core.mechanisms import Shuffled
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Shuffled
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.shuffled import ShuffledFederation

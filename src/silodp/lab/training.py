@@ -16,7 +16,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, record_budget_for_user
 from silodp.core.problem.schema import Schema
-from silodp.core.query import DisjointBatches, FullBatch
+from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
 from silodp.lab.planning import check_seed, default_delta, finite, warn_of_delta

@@ -22,11 +22,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon_exactly, gdp_mu
 from silodp.core.privacy.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Moments, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Moments
 from silodp.host.atomic import write_atomically
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import (
     GDP,
     RENYI_ORDERS,
@@ -26,7 +28,8 @@ from silodp.core.privacy.accounting import (
     renyi_conversion,
     root,
 )
-from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Poisson, Query, Sampling, Shared, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.server.federation import Everyone, Fixed
 
 Run = Callable[..., Iterator[Tensor]]

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.shuffle import Parameters, variance
-from silodp.core.query import Gaussian, LocalSteps, Query, Shuffled
+from silodp.core.query import Query
+from silodp.core.statistics import LocalSteps
 from silodp.server.shuffled import analysed
 
 NAME = "progress.jsonl"

@@ -19,11 +19,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
-from silodp.core.query import Event, Gaussian, Sampling, Shared
+from silodp.core.sampling import Sampling
 from silodp.server.plan import Plan
 
 if TYPE_CHECKING:

@@ -19,10 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
-from silodp.core.query import Event, Gaussian, Query, Shared
+from silodp.core.query import Query
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
 

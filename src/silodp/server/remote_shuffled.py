@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Shuffled
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
 from silodp.core.protocol.relay import DECLINED, Declined, Passed, Request, decode_outcome, encode_request, outcome_length
-from silodp.core.query import Query, Shuffled
+from silodp.core.query import Query
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
 from silodp.server.remote import Answers, Carrier, Remote, Told, _digest, _refuse_diverged

@@ -25,12 +25,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Schedule
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Sealed
 from silodp.core.protocol.quote import HoldReply
-from silodp.core.query import DisjointBatches, Event, FullBatch, Gaussian, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate

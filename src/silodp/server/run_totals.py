@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Totals
 from silodp.core.protocol.card import Card
-from silodp.core.query import Gaussian
 from silodp.server.federation import Everyone
 from silodp.server.plan import Plan, Run
 from silodp.server.shuffled import calibrate_shuffled

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.query import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS, Algorithm
 from silodp.server.federation import Balanced, Everyone, Uniform
 

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.shuffle import least_bits, mean_in_total
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.privacy.totals import Totals, total_share
-from silodp.core.query import Event, Gaussian, Query, Shuffled
+from silodp.core.query import Query
 from silodp.server.federation import Channel, Everyone, Federation
 from silodp.server.plan import Plan, Run, calibrate
 

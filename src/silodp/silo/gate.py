@@ -14,30 +14,25 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
-from silodp.core.query import (
+from silodp.core.query import Query, Release
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.statistics import (
     MAX_BINS,
     MAX_CLASSES,
     Cells,
     ClassCounts,
-    DisjointBatches,
-    Event,
-    FullBatch,
     Grad,
     GradDiff,
     Histogram,
     LocalSteps,
     MissingRates,
     Moments,
-    Poisson,
-    Query,
-    Release,
     Score,
-    Shared,
-    Shuffled,
     Statistic,
     SteeredSteps,
-    WithoutReplacement,
 )
 
 

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Event, FullBatch, Gaussian, Query, Release, Sampling, Shared
+from silodp.core.query import Query, Release
+from silodp.core.sampling import FullBatch, Sampling
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.output import output

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from silodp.core.query import Cells, Gaussian, Query
+from silodp.core.mechanisms import Gaussian
+from silodp.core.query import Query
+from silodp.core.statistics import Cells
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Answerer, check
 

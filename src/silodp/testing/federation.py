@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Grad, GradDiff, LocalSteps, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad, GradDiff, LocalSteps
 from silodp.server.federation import Answered, Channel, Everyone, Federation, Fixed, Port, Uniform
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records

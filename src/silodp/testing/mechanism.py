@@ -14,10 +14,14 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import GDP, Committed, Renyi
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE, DisjointBatches, FullBatch, Gaussian, Grad, GradDiff, LocalSteps, Query, Statistic
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.statistics import Grad, GradDiff, LocalSteps, Statistic
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Answerer

@@ -15,9 +15,12 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, Poisson, Query, Sampling, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import Grad
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Answerer

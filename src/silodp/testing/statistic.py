@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
+from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
-from silodp.core.query import CLIP_TOLERANCE, Number
 from silodp.engine.clipping import clipped_sum
 
 MOVES = tuple(10.0**-k for k in range(7))

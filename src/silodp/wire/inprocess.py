@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from silodp.core.query import Query, Release, Shuffled
+from silodp.core.mechanisms import Shuffled
+from silodp.core.query import Query, Release
 from silodp.server.federation import StopRun
 
 

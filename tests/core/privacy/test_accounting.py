@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event
 from silodp.core.privacy import accounting as acc
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, budget_array, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 
 ANY_N = np.asarray(1200)
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import GDP, Budget, Renyi, bucket_of, renyi_conversion
 from silodp.core.privacy.binomial import BinomialSum, epsilon, renyi
 from silodp.core.privacy.totals import STAKE, Schedule, Totals, total_share
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 
 BUDGET = Budget(2.0, 1e-6)
 N = np.asarray(100)

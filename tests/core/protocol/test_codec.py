@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import (
     MAX_HEADER,
     OVERHEAD,
@@ -28,24 +30,9 @@ from silodp.core.protocol.codec import (
     encode_query,
     encode_reply,
 )
-from silodp.core.query import (
-    ClassCounts,
-    DisjointBatches,
-    Event,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    MissingRates,
-    Moments,
-    Poisson,
-    Query,
-    Score,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))

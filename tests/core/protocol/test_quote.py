@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
 from silodp.core.protocol import frames
 from silodp.core.protocol.quote import (
     HELD,
@@ -23,7 +24,7 @@ from silodp.core.protocol.quote import (
     encode_hold,
     encode_hold_reply,
 )
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2))
 PUBLIC = KEY.public_key().public_bytes_raw().hex()

@@ -15,7 +15,7 @@ from scipy import stats
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
-from silodp.core.query import Poisson
+from silodp.core.sampling import Poisson
 from silodp.lab.audit import bounds, mutants, onerun, report, report_answers
 from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.probes import SIMULATION, Caught

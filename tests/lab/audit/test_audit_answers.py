@@ -5,7 +5,9 @@ below 1e-6. What is planted is seen with probability 0.9999 or more. Everything 
 """
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.core import query as q
+from silodp.core import mechanisms, statistics
+from silodp.core import sampling as samplings
 from silodp.core.privacy.accounting import gdp_epsilon
 from silodp.lab.audit import bounds, mutants, normal, report, report_answers
 from silodp.lab.audit.answers import Answering, Row, answerable
@@ -35,31 +38,40 @@ ROWS = answerable()
 
 def test_the_list_has_every_statistic_mechanism_and_sampling_that_a_gate_answers():
     assert len(ROWS) == 25
-    for part, kinds in (("statistic", q.Statistic), ("mechanism", q.Mechanism), ("sampling", q.Sampling)):
+    for part, kinds in (("statistic", statistics.Statistic), ("mechanism", mechanisms.Mechanism), ("sampling", samplings.Sampling)):
         assert {getattr(row, part) for row in ROWS} == set(get_args(kinds))
-    assert Row(q.LocalSteps, q.Gaussian, q.Poisson) in ROWS
-    assert Row(q.LocalSteps, q.Shuffled, q.FullBatch) not in ROWS
-    assert Row(q.Moments, q.Gaussian, q.Poisson) not in ROWS
+    assert Row(statistics.LocalSteps, mechanisms.Gaussian, samplings.Poisson) in ROWS
+    assert Row(statistics.LocalSteps, mechanisms.Shuffled, samplings.FullBatch) not in ROWS
+    assert Row(statistics.Moments, mechanisms.Gaussian, samplings.Poisson) not in ROWS
 
 
 def test_whatever_looks_like_a_statistic_or_a_sampling_is_on_the_question_port():
-    classes = [c for _, c in inspect.getmembers(q, inspect.isclass) if c.__module__ == q.__name__ and dataclasses.is_dataclass(c)]
-    assert {c for c in classes if hasattr(c, "shape")} == set(get_args(q.Statistic))
-    assert {c for c in classes if hasattr(c, "batch")} == set(get_args(q.Sampling))
+    files = [importlib.import_module(f"{statistics.__name__}.{found.name}") for found in pkgutil.iter_modules(statistics.__path__)]
+    classes = [
+        c
+        for file in (*files, samplings)
+        for _, c in inspect.getmembers(file, inspect.isclass)
+        if c.__module__ == file.__name__ and dataclasses.is_dataclass(c)
+    ]
+    assert {c for c in classes if hasattr(c, "shape")} == set(get_args(statistics.Statistic))
+    assert {c for c in classes if hasattr(c, "batch")} == set(get_args(samplings.Sampling))
 
 
-@pytest.mark.parametrize("port", ["Statistic", "Mechanism", "Sampling"])
+PORTS = {"Statistic": statistics, "Mechanism": mechanisms, "Sampling": samplings}
+
+
+@pytest.mark.parametrize("port", PORTS)
 def test_what_somebody_adds_without_an_example_stops_the_audit(monkeypatch, port):
     class Forgotten:
         pass
 
-    monkeypatch.setattr(q, port, getattr(q, port) | Forgotten)
+    monkeypatch.setattr(PORTS[port], port, getattr(PORTS[port], port) | Forgotten)
     with pytest.raises(AssertionError, match="Forgotten has no example"):
         answerable.__wrapped__()
 
 
 def test_a_row_cannot_drop_out_because_its_example_is_refused(monkeypatch):
-    monkeypatch.setattr(q.Cells, "norm", property(lambda self: 0.1))
+    monkeypatch.setattr(statistics.Cells, "norm", property(lambda self: 0.1))
     with pytest.raises(AssertionError, match=r"refuses the audit's example of Score, Gaussian, FullBatch \(clip\)"):
         answerable.__wrapped__()
 
@@ -140,7 +152,7 @@ def _tossed(seed, rate, steps=1):
 
 
 def test_fair_coins_pass_and_a_rate_that_is_off_by_2_per_cent_is_seen():
-    row = Row(q.Grad, q.Gaussian, q.Poisson)
+    row = Row(statistics.Grad, mechanisms.Gaussian, samplings.Poisson)
     for seed in range(20):
         check_coins(row, _tossed(seed, COINS), 1e-4)
         for factor in (0.98, 1.02, 1.1):
@@ -149,7 +161,7 @@ def test_fair_coins_pass_and_a_rate_that_is_off_by_2_per_cent_is_seen():
 
 
 def test_coins_tossed_once_for_three_steps_or_kept_for_the_next_question_are_seen():
-    row = Row(q.LocalSteps, q.Gaussian, q.Poisson)
+    row = Row(statistics.LocalSteps, mechanisms.Gaussian, samplings.Poisson)
     check_coins(row, _tossed(1, COINS, steps=3), 1e-4)
     with pytest.raises(Caught):
         check_coins(row, 3 * _tossed(1, COINS), 1e-9)
@@ -177,8 +189,8 @@ def test_a_tenth_of_a_deployed_gates_noise_is_seen(factor, tmp_path):
         with mock.patch.object(exact_module, "noise_scale", lambda mechanism, gamma: factor * shipped(mechanism, gamma)):
             yield
 
-    row = Row(q.GradDiff, q.Gaussian, q.FullBatch)
-    silo = Answering(tmp_path / "silo", replace(SOUND, exact=mistakes_answers._where(row, planted)), q.Gaussian)
+    row = Row(statistics.GradDiff, mechanisms.Gaussian, samplings.FullBatch)
+    silo = Answering(tmp_path / "silo", replace(SOUND, exact=mistakes_answers._where(row, planted)), mechanisms.Gaussian)
     with pytest.raises(Caught, match="times the standard deviation"):
         normal.look(noise_of(row, silo), str(row), RATE)
 
@@ -201,7 +213,7 @@ CAUGHT_BY = {
     "local steps charged for one less": "records and price of every answer",
     "coins charged at half their rate": "records and price of every answer",
 }
-COIN_MUTANTS = [f"coins 1.1 times as likely: {row}" for row in ROWS if row.sampling is q.Poisson]
+COIN_MUTANTS = [f"coins 1.1 times as likely: {row}" for row in ROWS if row.sampling is samplings.Poisson]
 
 
 def test_every_row_has_a_mutant_and_every_mutant_of_answers_a_probe():
@@ -217,7 +229,7 @@ def test_every_mistake_of_an_answer_is_caught_by_the_probe_that_is_made_for_it(n
 
 def test_the_audit_has_a_row_of_every_answer_and_alarms_where_mistakes_are_planted_together():
     """Half noise on differences, local steps, histograms and moments, and coins 1.1 times as likely as priced."""
-    quiet = (q.GradDiff, q.LocalSteps, q.Histogram, q.Moments)
+    quiet = (statistics.GradDiff, statistics.LocalSteps, statistics.Histogram, statistics.Moments)
 
     class Planted(SOUND.exact):
         def answer(self, query, silos):
@@ -229,7 +241,7 @@ def test_the_audit_has_a_row_of_every_answer_and_alarms_where_mistakes_are_plant
     alarms = {(row["statistic"], row["sampling"]) for row in rows if row["alarm"]}
     assert len(rows) == len(ROWS)
     assert alarms == {
-        (row.statistic.__name__, row.sampling.__name__) for row in ROWS if row.statistic in quiet or row.sampling is q.Poisson
+        (row.statistic.__name__, row.sampling.__name__) for row in ROWS if row.statistic in quiet or row.sampling is samplings.Poisson
     }
 
 
@@ -273,7 +285,7 @@ def test_rows_of_a_shuffle_use_no_bound_of_gaussian_noise(monkeypatch):
 
 
 def test_a_row_without_the_power_to_see_half_as_much_again_says_so(silodp, monkeypatch):
-    row = report.row_of(Case("mb-sgd", 1.0, {"rounds": 2}, q.Poisson(0.5), gap=report.SECRET), "simulated", 100, 0)
+    row = report.row_of(Case("mb-sgd", 1.0, {"rounds": 2}, samplings.Poisson(0.5), gap=report.SECRET), "simulated", 100, 0)
     assert not row["sees"]
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row])
     said = " ".join(silodp("audit", "--algorithm", "mb-sgd")[1].split())
@@ -282,7 +294,7 @@ def test_a_row_without_the_power_to_see_half_as_much_again_says_so(silodp, monke
 
 def test_the_poisson_row_sees_a_claim_that_is_half_as_much_again():
     """One answer with secret coins, at claim 6 and 4000 runs: the noise of claim 9 alarms, that of claim 6 does not."""
-    case = Case("mb-sgd", 6.0, {"rounds": 2}, q.Poisson(0.5), gap=report.SECRET)
+    case = Case("mb-sgd", 6.0, {"rounds": 2}, samplings.Poisson(0.5), gap=report.SECRET)
     row = report.row_of(case, "simulated", 4000, 0)
     assert row["sees"]
     assert not row["alarm"]

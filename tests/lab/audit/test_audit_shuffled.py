@@ -11,7 +11,7 @@ import pytest
 from silodp.core.mechanisms import shuffle
 from silodp.core.privacy.accounting import gdp_epsilon
 from silodp.core.privacy.totals import Schedule
-from silodp.core.query import DisjointBatches
+from silodp.core.sampling import DisjointBatches
 from silodp.lab.audit import bounds, mutants, report
 from silodp.lab.audit.canary import RECORDS, canary_problem
 from silodp.lab.audit.pipeline import SOUND

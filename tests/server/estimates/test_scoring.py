@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.problem.losses import Hazard, cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Label
-from silodp.core.query import Gaussian
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import auc, gaussian_for, score
 from silodp.server.federation import Absent, Everyone, Federation

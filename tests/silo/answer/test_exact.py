@@ -12,22 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import L1
-from silodp.core.query import (
-    DisjointBatches,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    Moments,
-    Poisson,
-    Query,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
 from silodp.silo.answer.integers import GRAIN

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 

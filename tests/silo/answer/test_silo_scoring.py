@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Envelope, decode_query, encode_query
-from silodp.core.query import ClassCounts, Gaussian, Grad, MissingRates, Poisson, Query, Score
+from silodp.core.query import Query
+from silodp.core.sampling import Poisson
+from silodp.core.statistics import ClassCounts, Grad, MissingRates, Score
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, levelled, noise_scale
 from silodp.silo.answer.scoring import cell_rows

@@ -8,24 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import L1
-from silodp.core.query import (
-    CLIP_TOLERANCE,
-    DisjointBatches,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    Moments,
-    Poisson,
-    Query,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.engine import clipping
 from silodp.silo.answer import simulated
 from silodp.silo.answer.simulated import Simulated

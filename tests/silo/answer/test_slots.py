@@ -10,10 +10,12 @@ from torch import nn
 import instruction_sets
 import poisson_attack as attack
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import shuffle
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, Poisson, Query, Score, Shuffled, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, Score
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, quantised
 from silodp.silo.answer.scaling import histogram_rows, moment_rows

@@ -27,8 +27,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, budget_array
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.silo.ledger import chain
 from silodp.silo.ledger import file as ledgerfile
 from silodp.silo.ledger.durable import DurableLedger, Identity

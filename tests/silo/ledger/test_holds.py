@@ -14,9 +14,10 @@ import pytest
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi
 from silodp.core.privacy.totals import Totals
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.reserve import Outcome, finish, listed, release, take
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.core.errors import Refused
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, gdp_epsilon, gdp_mu
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.silo.ledger.memory import MemoryLedger
 
 DELTA = 1e-5

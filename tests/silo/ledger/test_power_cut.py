@@ -27,7 +27,8 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from silodp.core.privacy.accounting import GDP, Budget
-from silodp.core.query import Event, FullBatch
+from silodp.core.events import Event
+from silodp.core.sampling import FullBatch
 from silodp.silo.ledger.durable import DurableLedger, Identity
 
 act, folder, anchor = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])

@@ -24,9 +24,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_reply, encode_query, encode_reply
-from silodp.core.query import Gaussian, Grad, LocalSteps, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad, LocalSteps
 from silodp.host.listening import LINE_CODES, Server, running, sole, tally
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon

@@ -15,27 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, Renyi
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol import codec
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
-from silodp.core.query import (
-    ClassCounts,
-    DisjointBatches,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    MissingRates,
-    Moments,
-    Poisson,
-    Query,
-    Score,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw

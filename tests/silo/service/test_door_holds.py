@@ -8,11 +8,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_door import POLICY, SERVER, SILO_KEY, STRANGER, D, N, asked, code, reply, silo
 
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import GDP
 from silodp.core.protocol import codec
 from silodp.core.protocol.codec import Refusal, decode_reply
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.door import Door
 

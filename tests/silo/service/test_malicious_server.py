@@ -19,28 +19,15 @@ from hypothesis import strategies as st
 from test_door import FEATURES, POLICY, SERVER, SILO_KEY, STRANGER, D, N, W, asked, reply, silo, table
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.privacy.accounting import Renyi
 from silodp.core.protocol.codec import OVERHEAD, QUERY, REPLY, VERSION, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
-from silodp.core.query import (
-    ClassCounts,
-    DisjointBatches,
-    Event,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    MissingRates,
-    Moments,
-    Poisson,
-    Query,
-    Score,
-    Shuffled,
-    SteeredSteps,
-)
-from silodp.core.query import WithoutReplacement as Without
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
+from silodp.core.sampling import WithoutReplacement as Without
+from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import CODES
 

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 import silodp
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import Envelope
-from silodp.core.query import DisjointBatches, Gaussian, Grad, GradDiff, LocalSteps, Poisson, Query, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, LocalSteps
 from silodp.silo.service.policy import CODES, Policy
 
 MODEL, ASKER = "ab" * 32, "cd" * 32

@@ -15,28 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Shared
 from silodp.core.figures import HOLDS
-from silodp.core.mechanisms import shuffle
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.privacy.accounting import GDP, Budget, rounded_up
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import box_length, open_box
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
-from silodp.core.query import (
-    DisjointBatches,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    Moments,
-    Poisson,
-    Query,
-    Shared,
-    Shuffled,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
+from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments
 from silodp.silo.answer import exact
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger, Identity, Slip

@@ -19,7 +19,8 @@ import numpy as np
 from scipy import optimize, special
 
 from silodp.core.errors import BadInput
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
+from silodp.core.events import Event, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 
 Buckets = Mapping[str, np.ndarray]
 ROUND_UP = 1 + 1e-9

@@ -53,8 +53,8 @@ import numpy as np
 from scipy import optimize
 
 from silodp.core.errors import BadInput
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import gdp_epsilon, renyi_conversion
-from silodp.core.query import CLIP_TOLERANCE
 
 MAX_TRIALS = 2**42
 MAX_LEVELS = 2**16

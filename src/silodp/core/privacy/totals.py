@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import Buckets, Budget, bucket_of, elementwise, renyi_conversion, sum_with_partitions
 from silodp.core.privacy.binomial import ORDERS, BinomialSum, epsilon, renyi
-from silodp.core.query import DisjointBatches, Event, FullBatch, Shared
+from silodp.core.sampling import DisjointBatches, FullBatch
 
 STAKE = 0.01
 """Share of delta that pays for tails."""

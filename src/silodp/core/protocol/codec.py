@@ -21,13 +21,16 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from silodp.core import query as core
+from silodp.core import sampling as samplings
+from silodp.core import statistics
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.frames import VERSION
 from silodp.core.protocol.frames import seal as _seal
 from silodp.core.protocol.frames import unseal as _unseal
-from silodp.core.query import Event, Gaussian, Mechanism, Query, Shared, Shuffled
+from silodp.core.query import Query
 
 QUERY, REPLY = b"SDPQ", b"SDPR"
 MAX_HEADER = 2**13
@@ -40,21 +43,21 @@ _TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
 Table = dict[str, tuple[Any, dict[str, str]]]
 POINT, VECTOR, INTEGER, REAL, NAME = "point", "vector", "integer", "real", "name"
 _STATISTICS: Table = {
-    "Grad": (core.Grad, {"w": POINT}),
-    "GradDiff": (core.GradDiff, {"w": POINT, "reference": POINT}),
-    "LocalSteps": (core.LocalSteps, {"w": POINT, "steps": INTEGER, "step": REAL}),
-    "SteeredSteps": (core.SteeredSteps, {"w": POINT, "steps": INTEGER, "step": REAL, "drift": POINT}),
-    "Histogram": (core.Histogram, {"edges": VECTOR, "features": INTEGER}),
-    "Moments": (core.Moments, {"low": VECTOR, "high": VECTOR}),
-    "Score": (core.Score, {"w": POINT, "bins": INTEGER, "cap": REAL}),
-    "ClassCounts": (core.ClassCounts, {"classes": INTEGER}),
-    "MissingRates": (core.MissingRates, {"features": INTEGER}),
+    "Grad": (statistics.Grad, {"w": POINT}),
+    "GradDiff": (statistics.GradDiff, {"w": POINT, "reference": POINT}),
+    "LocalSteps": (statistics.LocalSteps, {"w": POINT, "steps": INTEGER, "step": REAL}),
+    "SteeredSteps": (statistics.SteeredSteps, {"w": POINT, "steps": INTEGER, "step": REAL, "drift": POINT}),
+    "Histogram": (statistics.Histogram, {"edges": VECTOR, "features": INTEGER}),
+    "Moments": (statistics.Moments, {"low": VECTOR, "high": VECTOR}),
+    "Score": (statistics.Score, {"w": POINT, "bins": INTEGER, "cap": REAL}),
+    "ClassCounts": (statistics.ClassCounts, {"classes": INTEGER}),
+    "MissingRates": (statistics.MissingRates, {"features": INTEGER}),
 }
 _SAMPLINGS: Table = {
-    "FullBatch": (core.FullBatch, {}),
-    "DisjointBatches": (core.DisjointBatches, {"batches": INTEGER, "index": INTEGER, "partition": NAME}),
-    "Poisson": (core.Poisson, {"rate": REAL}),
-    "WithoutReplacement": (core.WithoutReplacement, {"rate": REAL}),
+    "FullBatch": (samplings.FullBatch, {}),
+    "DisjointBatches": (samplings.DisjointBatches, {"batches": INTEGER, "index": INTEGER, "partition": NAME}),
+    "Poisson": (samplings.Poisson, {"rate": REAL}),
+    "WithoutReplacement": (samplings.WithoutReplacement, {"rate": REAL}),
 }
 
 
@@ -160,7 +163,7 @@ def _coins(of: Shuffled | Shared) -> dict:
     return {name: _integer(getattr(of, name)) for name in ("levels", "noise_bits", "contributions")} | {"p": _real(of.p)}
 
 
-def _unpack_mechanism(packed: dict, sampling: core.Sampling) -> Mechanism:
+def _unpack_mechanism(packed: dict, sampling: samplings.Sampling) -> Mechanism:
     kind, clip = _name(packed["kind"]), float.fromhex(packed["clip"])
     if "noise_multiplier" in packed:
         return Gaussian(kind, clip, float.fromhex(packed["noise_multiplier"]), sampling)

@@ -15,9 +15,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Shuffled
 from silodp.core.protocol.codec import _SAMPLINGS, _coins, _hash, _integer, _json, _name, _pack, _real, _unpack, _unpack_mechanism
 from silodp.core.protocol.frames import OVERHEAD, VERSION, seal, unseal
-from silodp.core.query import Event, Shared, Shuffled
 
 HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18

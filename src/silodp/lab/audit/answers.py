@@ -25,15 +25,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
-from silodp.core import query as q
+from silodp.core import mechanisms, statistics
+from silodp.core import sampling as samplings
 from silodp.core.errors import Refused
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import open_box
 from silodp.core.protocol.codec import Answer, decode_reply
-from silodp.core.query import Gaussian, LocalSteps, Query, Score, Shuffled
+from silodp.core.query import Query
+from silodp.core.statistics import LocalSteps, Score
 from silodp.lab.audit.pipeline import Pipeline, Silo
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
@@ -53,34 +56,36 @@ def _point(features: int, seed: int) -> Tensor:
 
 
 EXAMPLES: dict[type, Callable[[int], Any]] = {
-    q.Grad: lambda d: q.Grad(_point(d, 1)),
-    q.GradDiff: lambda d: q.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
-    q.LocalSteps: lambda d: q.LocalSteps(_point(d, 1), STEPS, STEP),
-    q.SteeredSteps: lambda d: q.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
-    q.Histogram: lambda d: q.Histogram(torch.tensor([0.5]), d),
-    q.Moments: lambda d: q.Moments(torch.zeros(d), torch.full((d,), 5.0)),  # of zeros each u is -1: as long as a record can be
-    q.Score: lambda d: q.Score(_point(d, 1), min(q.MAX_BINS, d), 8.0),
-    q.ClassCounts: lambda d: q.ClassCounts(max(2, d)),
-    q.MissingRates: lambda d: q.MissingRates(d),
+    statistics.Grad: lambda d: statistics.Grad(_point(d, 1)),
+    statistics.GradDiff: lambda d: statistics.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
+    statistics.LocalSteps: lambda d: statistics.LocalSteps(_point(d, 1), STEPS, STEP),
+    statistics.SteeredSteps: lambda d: statistics.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
+    statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
+    statistics.Moments: lambda d: statistics.Moments(
+        torch.zeros(d), torch.full((d,), 5.0)
+    ),  # of zeros each u is -1: as long as a record can be
+    statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
+    statistics.MissingRates: lambda d: statistics.MissingRates(d),
 }
 """A statistic of each type, over so many features."""
-SAMPLINGS: dict[type, q.Sampling] = {
-    q.FullBatch: q.FullBatch(),
-    q.DisjointBatches: q.DisjointBatches(3, 1),
-    q.Poisson: q.Poisson(0.45),
-    q.WithoutReplacement: q.WithoutReplacement(0.5),
+SAMPLINGS: dict[type, samplings.Sampling] = {
+    samplings.FullBatch: samplings.FullBatch(),
+    samplings.DisjointBatches: samplings.DisjointBatches(3, 1),
+    samplings.Poisson: samplings.Poisson(0.45),
+    samplings.WithoutReplacement: samplings.WithoutReplacement(0.5),
 }
 
 
-def _gaussian(clip: float, sampling: q.Sampling, loud: bool) -> Gaussian:
+def _gaussian(clip: float, sampling: samplings.Sampling, loud: bool) -> Gaussian:
     return Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling)
 
 
-def _shuffled(clip: float, sampling: q.Sampling, loud: bool) -> Shuffled:
+def _shuffled(clip: float, sampling: samplings.Sampling, loud: bool) -> Shuffled:
     return Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling)
 
 
-MECHANISMS: dict[type, Callable[[float, q.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled}
+MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled}
 """A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little that what it hides can be read."""
 
 
@@ -95,7 +100,7 @@ class Row:
     def __str__(self) -> str:
         return f"{self.statistic.__name__}, {self.mechanism.__name__}, {self.sampling.__name__}"
 
-    def query(self, *, loud: bool = True, features: int = FEATURES, sampling: q.Sampling | None = None) -> Query:
+    def query(self, *, loud: bool = True, features: int = FEATURES, sampling: samplings.Sampling | None = None) -> Query:
         statistic = _example(EXAMPLES, self.statistic)(features)
         clip = getattr(statistic, "norm", 1.0)
         made = _example(MECHANISMS, self.mechanism)(clip, sampling or _example(SAMPLINGS, self.sampling), loud)
@@ -131,7 +136,7 @@ def answerable() -> tuple[Row, ...]:
     problem, records = world()
     exact = Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT)
     rows = []
-    for kinds in itertools.product(get_args(q.Statistic), get_args(q.Mechanism), get_args(q.Sampling)):
+    for kinds in itertools.product(get_args(statistics.Statistic), get_args(mechanisms.Mechanism), get_args(samplings.Sampling)):
         row = Row(*kinds)
         query = row.query()
         try:
@@ -142,7 +147,7 @@ def answerable() -> tuple[Row, ...]:
                 raise AssertionError(f"the gate refuses the audit's example of {row} ({refused.code}), so nobody audits it") from None
             continue
         rows.append(row)
-    for kind in {k for port in (q.Statistic, q.Mechanism, q.Sampling) for k in get_args(port)}:
+    for kind in {k for port in (statistics.Statistic, mechanisms.Mechanism, samplings.Sampling) for k in get_args(port)}:
         if not any(kind in (row.statistic, row.mechanism, row.sampling) for row in rows):
             raise AssertionError(f"the gate refuses everything with {kind.__name__}, so nobody audits it")
     return tuple(rows)
@@ -177,9 +182,9 @@ def divisor(query: Query) -> float:
 def _sums(statistic: type) -> Tensor:
     """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
     problem, records = world()
-    query = Row(statistic, Gaussian, q.FullBatch).query()
+    query = Row(statistic, Gaussian, samplings.FullBatch).query()
     if issubclass(statistic, LocalSteps):
-        query = replace(query, statistic=q.Grad(query.statistic.w))  # type: ignore[union-attr]
+        query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
     training, held = split_records(records, HELD_OUT)
     part = held if issubclass(statistic, Score) else training
     part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
@@ -197,7 +202,7 @@ def known(row: Row) -> Tensor:
     Of local steps the same: where records pull, a step's noise moves the next step's gradient.
     """
     total = exact_sum(row)
-    if issubclass(row.sampling, q.FullBatch) and row.steps == 1:
+    if issubclass(row.sampling, samplings.FullBatch) and row.steps == 1:
         return torch.ones_like(total, dtype=torch.bool)
     return total == 0
 
@@ -219,8 +224,8 @@ SEAL = X25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's shuffler
 class Answering(Silo):
     """A deployed silo that answers every row: policy, durable ledger and door, with a budget that does not end."""
 
-    statistics = tuple(kind.__name__ for kind in get_args(q.Statistic))
-    samplings = tuple(kind.__name__ for kind in get_args(q.Sampling))
+    statistics = tuple(kind.__name__ for kind in get_args(statistics.Statistic))
+    samplings = tuple(kind.__name__ for kind in get_args(samplings.Sampling))
     held_out = HELD_OUT
     budget = Budget(1e12, 1e-5)
 
@@ -268,5 +273,5 @@ def centre_of(row: Row, query: Query) -> Tensor:
     mean = exact_sum(row) / divisor(query)
     if row.steps == 1:
         return mean
-    drift = query.statistic.drift[0] if isinstance(query.statistic, q.SteeredSteps) else 0.0
+    drift = query.statistic.drift[0] if isinstance(query.statistic, statistics.SteeredSteps) else 0.0
     return -STEP * STEPS * (mean + drift)

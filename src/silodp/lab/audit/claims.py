@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget, budget_array
 from silodp.core.privacy.binomial import BinomialSum, epsilon
-from silodp.core.query import DisjointBatches, Shuffled
+from silodp.core.sampling import DisjointBatches
 from silodp.server.plan import Plan
 
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)

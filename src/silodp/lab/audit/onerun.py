@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, GradDiff, LocalSteps, Query, SteeredSteps
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.statistics import GradDiff, LocalSteps, SteeredSteps
 from silodp.engine.clipping import clipped_sum
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline

@@ -15,11 +15,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, Rule
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query
-from silodp.core.query import Gaussian, Grad, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.server import shuffled as shuffled_module
 from silodp.server.plan import Plan, calibrate
 from silodp.server.shuffled import analysed, calibrate_shuffled

@@ -16,21 +16,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from silodp.core.errors import Refused
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import gdp_mu
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.core.query import (
-    CLIP_TOLERANCE,
-    DisjointBatches,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Poisson,
-    Query,
-    Release,
-    Statistic,
-    WithoutReplacement,
-)
+from silodp.core.query import Query, Release
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.statistics import Grad, GradDiff, Statistic
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
 from silodp.lab.audit.pipeline import DIM, Pipeline, question
 from silodp.lab.audit.transcript import Case, attack

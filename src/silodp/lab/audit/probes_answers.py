@@ -16,22 +16,13 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
-from silodp.core.query import (
-    DisjointBatches,
-    Event,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    LocalSteps,
-    Query,
-    Score,
-    Shared,
-    Shuffled,
-    SteeredSteps,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.statistics import Grad, GradDiff, LocalSteps, Score, SteeredSteps
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import (
     CROWD,

@@ -17,9 +17,12 @@ import torch
 from scipy import stats
 from torch import nn
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, GradDiff, LocalSteps, Poisson, Query, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import Poisson, WithoutReplacement
+from silodp.core.statistics import GradDiff, LocalSteps
 from silodp.lab.audit.answers import Answering, Free, N, Row, answerable
 from silodp.lab.audit.pipeline import Pipeline
 from silodp.lab.audit.probes import Caught, Probe

@@ -19,11 +19,13 @@ from scipy import stats
 from torch import Tensor
 
 from silodp.core.errors import Refused
+from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.totals import Totals
 from silodp.core.protocol.box import Contribution, box_length, open_box, seal
 from silodp.core.protocol.codec import Sealed, decode_reply
 from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_request
-from silodp.core.query import Grad, Query, Shuffled
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Pipeline, Silo

@@ -20,7 +20,7 @@ from rich.table import Table
 from scipy import stats
 
 from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.query import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from scipy import stats
 
-from silodp.core.query import Poisson
+from silodp.core.sampling import Poisson
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import Answering, Row, answerable
 from silodp.lab.audit.pipeline import SOUND, Pipeline

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.mechanisms import shuffle
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.privacy.binomial import BinomialSum
 from silodp.core.protocol.box import Contribution
 from silodp.core.protocol.relay import Request
-from silodp.core.query import Gaussian, Grad, Query, Shuffled
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline

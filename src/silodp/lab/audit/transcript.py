@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian, Grad, LocalSteps, Poisson, Query, Sampling, WithoutReplacement
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import Grad, LocalSteps
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.federation import Everyone, Federation

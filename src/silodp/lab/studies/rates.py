@@ -22,11 +22,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import GroupL1, L2Ball
-from silodp.core.query import DisjointBatches, FullBatch, Gaussian
+from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory.isrl import Constants, lower_bound, prescribe
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.simulation import simulate

@@ -17,9 +17,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
-from silodp.core.query import FullBatch, Gaussian, Sampling
+from silodp.core.sampling import FullBatch, Sampling
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from silodp.core.query import Gaussian, GradDiff, Number, Query
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
+from silodp.core.query import Query
+from silodp.core.statistics import GradDiff
 
 
 def ask_difference(w: Tensor, reference: Tensor, refine: Gaussian, anchor: Gaussian, slope: Number) -> Query:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Number
 from silodp.server.algorithms.prox_sgd import prox_sgd
 from silodp.server.federation import Port
 

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Grad, Number, Query
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.server.federation import Port
 
 

@@ -6,8 +6,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Gaussian, Number, Query, SteeredSteps
+from silodp.core.query import Query
+from silodp.core.statistics import SteeredSteps
 from silodp.server.federation import Absent, Port
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from silodp.core.query import ClassCounts, Gaussian, Histogram, MissingRates, Moments
+from silodp.core.mechanisms import Gaussian
+from silodp.core.statistics import ClassCounts, Histogram, MissingRates, Moments
 from silodp.server.estimates.scaling import EDGES, occupied
 from silodp.server.estimates.scoring import ask_each, noise_of
 from silodp.server.federation import Port

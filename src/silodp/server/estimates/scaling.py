@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from silodp.core.query import Gaussian, Histogram, Moments, Query
+from silodp.core.mechanisms import Gaussian
+from silodp.core.query import Query
+from silodp.core.statistics import Histogram, Moments
 from silodp.server.federation import Port
 
 EDGES = torch.tensor([-(2.0**k) for k in range(20, -11, -1)] + [2.0**k for k in range(-10, 21)], dtype=torch.float64)

@@ -16,9 +16,12 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.figures import too_noisy
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.problem.schema import Label
-from silodp.core.query import CLIP_TOLERANCE, Gaussian, Query, Score, Statistic
+from silodp.core.query import Query
+from silodp.core.statistics import Score, Statistic
 from silodp.server.federation import Absent, Port
 
 Z = 1.959964

@@ -39,28 +39,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import shuffle
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.problem import Problem
-from silodp.core.query import (
-    Cells,
-    DisjointBatches,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    MissingRates,
-    Moments,
-    Poisson,
-    Query,
-    Sampling,
-    Score,
-    Shuffled,
-    Statistic,
-    SteeredSteps,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
+from silodp.core.statistics import Cells, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, Statistic, SteeredSteps
 from silodp.silo.answer import lattice
 from silodp.silo.answer.integers import lattice_step, levelled, quantised
 from silodp.silo.answer.scaling import histogram_rows, moment_rows

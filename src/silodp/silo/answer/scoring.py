@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Cells, ClassCounts, Score
+from silodp.core.statistics import Cells, ClassCounts, Score
 from silodp.silo.answer.slots import Rows
 from silodp.silo.data.records import Records
 

@@ -18,26 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.problem import Problem
-from silodp.core.query import (
-    CLIP_TOLERANCE,
-    Cells,
-    DisjointBatches,
-    FullBatch,
-    Gaussian,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    Mechanism,
-    Moments,
-    Poisson,
-    Query,
-    Sampling,
-    Shuffled,
-    SteeredSteps,
-    WithoutReplacement,
-)
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import Cells, Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.engine.clipping import clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.silo.answer.scaling import histogram_sum, moments_sum

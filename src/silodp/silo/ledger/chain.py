@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, Rule, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
-from silodp.core.query import DisjointBatches, Event, FullBatch, Poisson, Sampling, Shared, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.silo.ledger.holds import Holds
 
 SLACK = 1e-9

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import Budget, Rule
-from silodp.core.query import DisjointBatches, Event, Shared
+from silodp.core.sampling import DisjointBatches
 from silodp.host.atomic import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
 from silodp.core.privacy.accounting import Budget, Rule, budget_array
-from silodp.core.query import Event, Shared
 
 
 class MemoryLedger:

@@ -39,7 +39,8 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
 
 
 def _release(text: str) -> Any:
-    from silodp.core.query import Event, FullBatch, Poisson
+    from silodp.core.events import Event
+    from silodp.core.sampling import FullBatch, Poisson
 
     match text.split(":"):
         case ["full", noise, count]:

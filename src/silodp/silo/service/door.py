@@ -25,12 +25,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Shared
+from silodp.core.mechanisms import Shuffled
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, seal
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
 from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
-from silodp.core.query import Release, Shared, Shuffled
+from silodp.core.query import Release
 from silodp.silo.answer.exact import MAX_EDGES, Exact
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate

@@ -32,8 +32,12 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Mechanism, Shuffled
 from silodp.core.privacy.accounting import Budget
-from silodp.core.query import Event, LocalSteps, Mechanism, Query, Sampling, Shared, Shuffled, Statistic
+from silodp.core.query import Query
+from silodp.core.sampling import Sampling
+from silodp.core.statistics import LocalSteps, Statistic
 from silodp.host.listening import check_site
 from silodp.host.tables import check_text, check_texts, check_whole, read_toml
 

@@ -14,20 +14,11 @@ from unittest import mock
 import numpy as np
 from torch import Tensor
 
-from silodp.core.mechanisms import shuffle
-from silodp.core.query import (
-    DisjointBatches,
-    Event,
-    Gaussian,
-    LocalSteps,
-    Poisson,
-    Query,
-    Release,
-    Sampling,
-    Shared,
-    Shuffled,
-    WithoutReplacement,
-)
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.query import Query, Release
+from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import LocalSteps
 from silodp.lab.audit.answers import Row, answerable
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.silo.answer import exact as exact_module

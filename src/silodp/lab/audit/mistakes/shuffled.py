@@ -16,11 +16,12 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from silodp.core.mechanisms import shuffle
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Shuffled, shuffle
 from silodp.core.protocol.box import Contribution, seal
 from silodp.core.protocol.codec import Answer, Envelope, Sealed, decode_query, decode_reply, encode_reply
 from silodp.core.protocol.relay import Passed, Request
-from silodp.core.query import Event, Query, Release, Shared, Shuffled
+from silodp.core.query import Query, Release
 from silodp.server.plan import Plan
 from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler import pool as pool_module

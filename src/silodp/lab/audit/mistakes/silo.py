@@ -21,8 +21,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import Refused
+from silodp.core.events import Event, Shared
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import Answer, decode_query, decode_reply, encode_reply
-from silodp.core.query import Event, FullBatch, Gaussian, GradDiff, Query, Release, Sampling, Shared, WithoutReplacement
+from silodp.core.query import Query, Release
+from silodp.core.sampling import FullBatch, Sampling, WithoutReplacement
+from silodp.core.statistics import GradDiff
 from silodp.server.plan import Plan, calibrate
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact, lattice_step

@@ -1,0 +1,179 @@
+"""`silodp plan`: what a run would cost, before any data is touched."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.cli import choose
+from silodp.cli.options import (
+    AlgorithmName,
+    AnchorShare,
+    Clip,
+    Inner,
+    Json,
+    Kappa,
+    LocalSteps,
+    Momentum,
+    Participation,
+    Phase,
+    Restarts,
+    Rounds,
+    RuleName,
+    SamplingName,
+    Seed,
+    Slope,
+    positive,
+)
+from silodp.core.errors import BadInput
+
+out = Console(highlight=False)
+
+
+def plan(
+    algorithm: AlgorithmName = "spider",
+    records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
+    silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
+    trust: Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), shuffle (a shuffler) or central (the server).")] = "isrl",
+    least: Annotated[
+        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust shuffle; all by default.")
+    ] = None,
+    rounds: Rounds = 25,
+    phase: Phase = 5,
+    epsilon: Annotated[float, typer.Option(help="Epsilon of every silo.")] = 3.0,
+    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
+    clip: Clip = 1.0,
+    slope: Slope = 1.0,
+    local_steps: LocalSteps = 2,
+    inner: Inner = 5,
+    restarts: Restarts = 2,
+    momentum: Momentum = 0.9,
+    kappa: Kappa = 0.7,
+    sampling: SamplingName = None,
+    participation: Participation = "all",
+    rule: RuleName = None,
+    anchor_share: AnchorShare = None,
+    noise: Annotated[str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")] = "exact",
+    user_level: Annotated[bool, typer.Option("--user-level", help="epsilon and delta are for a whole silo, not for a record.")] = False,
+    lipschitz: Annotated[float | None, typer.Option(help="L, for the theory.")] = None,
+    smoothness: Annotated[float | None, typer.Option(help="beta, for the theory.")] = None,
+    pl: Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")] = None,
+    gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
+    advise: choose.Advise = False,
+    model: Annotated[
+        str | None, typer.Option(help="linear, logistic or mlp:HIDDEN, to state the memory that a simulation takes, or for --advise.")
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="Columns of a record, for --model and --advise.")] = None,
+    classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
+    signal: choose.Signal = "typical",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Before any data is touched: every kind of release, its noise, and what is spent in total.
+
+    Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` ·
+    `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
+    `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
+    `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
+    """
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    if advise:
+        every = _all_records(records or [1000], silos)
+        return choose.advise(every, features, classes, model or "logistic", epsilon, delta, signal, as_json=as_json)
+    from silodp.lab.planning import Wish
+    from silodp.lab.planning_shuffle import planned_for
+
+    wish = Wish(
+        algorithm=algorithm, records=_all_records(records or [1000], silos), epsilon=epsilon, delta=delta, clip=positive("clip", clip), noise=noise,
+        sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, user_level=user_level, seed=seed,
+        schedule={
+            "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
+            "momentum": momentum, "kappa": kappa,
+        },
+        theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
+    )  # fmt: skip
+    answer = planned_for(trust, wish, least=least)
+    if model:
+        from silodp.lab.memory import stated
+
+        answer["peak_memory_bytes"] = stated(model, features, classes, wish.records, algorithm)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    if trust == "shuffle":
+        _show_shuffle(answer, algorithm)
+        if len(set(wish.records)) > 1:
+            out.print("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
+        return
+    for silo in answer["silos"]:
+        budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
+        table = Table(title=f"A silo of {silo['records']} records: {algorithm}, {budget}")
+        for column in ("release", "count", "sensitivity", "noise std", "noise multiplier"):
+            table.add_column(column, justify="left" if column == "release" else "right")
+        for r in silo["releases"]:
+            table.add_row(r["kind"], str(r["count"]), f"{r['sensitivity']:.5g}", f"{r['noise_std']:.5g}", f"{r['noise_multiplier']:.5g}")
+        out.print(table)
+        out.print(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
+    if "refine" in {r["kind"] for r in answer["releases"]}:
+        out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if model:
+        out.print(f"A simulation in one process takes {answer['peak_memory_bytes'] / 2**20:.0f} MiB of memory at its peak.")
+    if "theory" in answer:
+        out.print_json(data=answer["theory"])
+
+
+def _trade_off(mu: float | None) -> str:
+    """What else than epsilon at this delta is known of the whole run."""
+    from silodp.core.figures import NO_MU, shown
+
+    return f"mu = {shown(mu)}" if mu is not None else NO_MU
+
+
+def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
+    if silos is None:
+        return tuple(records)
+    if silos < 1 or len(records) > 1:
+        raise BadInput(
+            f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, with --records once, or --records for each"
+        )
+    return tuple(records) * silos
+
+
+def _show_shuffle(answer: dict, algorithm: str) -> None:
+    """Numerically accounted and proven parameters side by side, for each kind of release."""
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
+    for name, kind in kinds:
+        accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]
+        table = Table(title=f"Shuffle: {algorithm}{name}")
+        for column in ("", "accounted", "proven"):
+            table.add_column(column, justify="right" if column else "left")
+        table.add_row("levels g", f"{accounted['levels']}", f"{proven['levels']}")
+        table.add_row("noise bits b a record and coordinate", f"{accounted['noise_bits']}", f"{proven['noise_bits']}")
+        table.add_row("p", f"{accounted['p']:g}", f"{proven['p']:g}")
+        for encoding in ("literal", "counts"):
+            table.add_row(f"bits a silo and round, {encoding}", f"{bits[encoding]}", f"{proven['bits_per_silo_round'][encoding]}")
+        table.add_row("noise std of the mean", f"{noise['shuffle']:.5g}", f"{proven['noise_std']:.5g}")
+        table.add_row("  under ISRL-DP", f"{noise['isrl']:.5g}", "")
+        table.add_row("  under central DP", f"{noise['central']:.5g}", "")
+        out.print(table)
+        out.print(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
+    server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
+    local = "no bounded epsilon" if shuffler is None else shown(shuffler)
+    out.print(
+        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against the server, and {local} against the shuffler itself "
+        "(at the smallest silo), which no gate can verify."
+    )
+    if "differences" in answer:
+        out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if "theory" in answer:
+        out.print_json(data=answer["theory"])

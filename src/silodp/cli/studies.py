@@ -1,0 +1,240 @@
+"""`silodp compare`, `reproduce`, `gallery`, `rates` and `data`: studies on public data, and the sets they are on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from silodp.cli import choose
+from silodp.cli.interrupted import interruptible
+from silodp.cli.options import DataDir, Json, Out, Rounds, positive
+from silodp.core.errors import BadInput
+
+out = Console(highlight=False)
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="Data set: wbcd, digits, mnist or cifar10.")] = "wbcd",
+    rounds: Rounds = 25,
+    trials: Annotated[int, typer.Option(help="Random train/test splits.")] = 10,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Privacy levels; the paper's seven by default.")] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden units of the two-layer network.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help="The paper's whole grid instead of a thinned one.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two trials at three epsilons, to see it work.")] = False,
+    data_dir: DataDir = None,
+    out_dir: Out = None,
+    as_json: Json = False,
+) -> None:
+    """What privacy costs: test error by epsilon and algorithm, on real patient data.
+
+    The default is the paper's breast-cancer experiment: two hospitals, one holding the malignant and one the benign cases.
+    Interrupt it and run it again: it goes on where it stopped.
+
+    Examples: `silodp compare` · `silodp compare --quick` · `silodp compare --data digits --rounds 50 --hidden 16`
+    """
+    from silodp.lab.studies import compare as lab
+    from silodp.lab.studies.figures import draw_comparison
+    from silodp.lab.studies.study import EPSILONS, demo
+
+    for name, value in (("rounds", rounds), ("trials", trials), ("hidden", hidden)):
+        positive(name, value)
+    epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else EPSILONS))
+    study = replace(demo(data, rounds, hidden=hidden, full=full), trials=2 if quick else trials, epsilons=epsilons)
+    folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *(["full"] if full else ["quick"] if quick else [])])
+    with interruptible(choose.KEPT.format(folder)):
+        rows = lab.carry_out({folder: study}, data_dir=data_dir, quiet=as_json)[folder]
+    draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
+    gains = {
+        of: {over: lab.improvement(rows, over, of) for over in ("mb-sgd", "local-sgd", "spider-diff-paper")}
+        for of in ("spider", "spider-diff")
+    }
+    if as_json:
+        print(json.dumps({"rows": rows, "improvement_percent": gains, "note": lab.NOTE, "folder": str(folder)}))
+        return
+    for table in _comparison_tables(rows, epsilons):
+        out.print(table)
+    tuned = (r for r in rows if r["curve"] == "spider")
+    phases = ", ".join(
+        "1" if r["algorithm"] == "mb-sgd" else f"{r['settings']['phase']:g}" if r["algorithm"] == "spider" else "alternate" for r in tuned
+    )
+    out.print(f"SPIDER is tuned over the phases of this study, phase 1 (which is MB-SGD) included; training loss chose {phases}.")
+    out.print("Average relative difference of SPIDER's test error, tuned over these phases / over those above 1:")
+    paper = {"mb-sgd": "MB-SGD (the paper found 1.72 % lower)", "local-sgd": "Local SGD (the paper found 6.06 % lower)"}
+    for over in gains["spider"]:
+        both = " / ".join(_lower(gains[of][over]) for of in gains)
+        out.print(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
+    out.print(lab.NOTE)
+    out.print(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
+
+
+def reproduce(
+    figures: Annotated[
+        list[str],
+        typer.Argument(help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, trust, or figures by name."),
+    ],
+    reduced: Annotated[bool, typer.Option("--reduced", help="Few trials, epsilons and settings: minutes on two cores.")] = False,
+    trials: Annotated[int | None, typer.Option(help="Random train/test splits.")] = None,
+    shard: Annotated[
+        str, typer.Option(help="i/k: this machine's part of the work; the folder's results are the union of all parts.")
+    ] = "1/1",
+    gpu: Annotated[bool, typer.Option("--gpu/--cpu", help="Whether to use a GPU if there is one.")] = True,
+    data_dir: DataDir = None,
+    out_dir: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The paper's figures with exact accounting: PNG, SVG, a small table, and a paragraph on what it shows.
+
+    Interrupt it and run it again: it goes on where it stopped.
+
+    Examples: `silodp reproduce wbcd` · `silodp reproduce mnist --reduced --data-dir DIR` · `silodp reproduce all --shard 1/4 --data-dir DIR`
+    """
+    from silodp.lab.studies import compare as lab
+    from silodp.lab.studies import study as studies
+    from silodp.lab.studies.figures import draw_comparison
+    from silodp.lab.studies.gallery import reading, title_of
+
+    found = {name: study for figure in figures for name, study in studies.studies_by_name(figure).items()}
+    if reduced:
+        found = {f"{name}-reduced": studies.reduced(study) for name, study in found.items()}
+    if trials is not None:
+        found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
+    folder = out_dir or Path("runs") / "reproduce"
+    with interruptible(choose.KEPT.format(folder)):
+        done = lab.carry_out(
+            {folder / name: study for name, study in found.items()}, data_dir=data_dir, quiet=as_json, shard=_shard(shard), gpu=gpu
+        )
+    shown = []
+    for name, study in found.items():
+        if rows := done.get(folder / name):
+            draw_comparison(rows, folder / name / "figure", title=f"{title_of(study)}, {study.trials} random splits")
+            paper = set(studies.PAPER) <= set(study.methods)
+            shown.append({"figure": name, "folder": str(folder / name), "reading": reading(rows, study) if paper else "", "rows": rows})
+    if as_json:
+        print(json.dumps({"figures": shown, "note": lab.NOTE}))
+        return
+    for entry in shown:
+        out.print(f"{entry['figure']}: {entry['reading']}\n  {entry['folder']}: results.csv, figure.csv, figure.png, figure.svg.")
+    if len(shown) < len(found):
+        out.print(
+            f"{len(found) - len(shown)} of {len(found)} studies wait for the other shards; run the command on all of them in one folder."
+        )
+    out.print(lab.NOTE)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise BadInput(f"shard {text!r} is not i/k with 1 <= i <= k, such as 2/8")
+    return int(part), int(parts)
+
+
+def gallery(
+    runs: Annotated[Path, typer.Option(help="Where `silodp reproduce` has put its folders.")] = Path("runs/reproduce"),
+    docs: Annotated[Path, typer.Option(help="Where the pages, and the tables and figures beside them, are kept.")] = Path("docs"),
+) -> None:
+    """Pages of results (figures, leaderboard, where variance reduction helps, what a shuffler buys) from the tables of finished studies.
+
+    Takes the tables of studies that are finished in --runs along, and redraws everything from the tables in --docs.
+
+    Example: `silodp gallery`
+    """
+    from silodp.lab.studies.gallery import write_gallery
+    from silodp.lab.studies.study import STUDIES
+
+    tables = docs / "figures"
+    tables.mkdir(parents=True, exist_ok=True)
+    for name in STUDIES:
+        if (source := runs / name / "figure.csv").exists():
+            (tables / f"{name}.csv").write_bytes(source.read_bytes())
+    for page in write_gallery(docs, tables):
+        out.print(f"{page}")
+
+
+def _lower(percent: float) -> str:
+    return f"{abs(percent):.2f} % {'lower' if percent >= 0 else 'higher'}"
+
+
+def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Table]:
+    """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
+    from silodp.core.privacy.accounting import rounded_up
+
+    by = {(r["curve"], r["epsilon"]): r for r in rows}
+
+    def cell(curve: str, epsilon: float | None) -> str:
+        r = by.get((curve, epsilon))
+        return f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}" if r else ""
+
+    def spends(r: dict | None, claimed: float) -> str:
+        shown = rounded_up(r["spent_epsilon"], 2, "f") if r else ""
+        return f"[red]{shown}[/red]" if r and r["spent_epsilon"] > claimed else shown
+
+    exact = Table(title="Test error in per cent (± standard error), exact accounting")
+    for column in ("epsilon", "SPIDER", "SPIDER, phase > 1", "MB-SGD", "Local SGD"):
+        exact.add_column(column, justify="right")
+    for e in epsilons:
+        exact.add_row(f"{e:g}", *(cell(c, e) for c in ("spider", "spider-diff", "mb-sgd", "local-sgd")))
+    exact.add_row("not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None), style="dim")
+    paper = Table(title="The same with the paper's noise constants, and the epsilon that they really spend")
+    for column in ("claimed", "SPIDER, phase > 1", "spends", "MB-SGD", "spends", "Local SGD", "spends"):
+        paper.add_column(column, justify="right")
+    for e in epsilons:
+        cells = [(cell(c, e), by.get((c, e))) for c in ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")]
+        paper.add_row(f"{e:g}", *(word for text, r in cells for word in (text, spends(r, e))))
+    return [exact, paper]
+
+
+def data(as_json: Json = False) -> None:
+    """The built-in data sets, and how to get those that are not embedded.
+
+    Example: `silodp data`
+    """
+    from silodp.silo.data.datasets import DATASETS
+
+    rows = [
+        {"name": d.name, "title": d.title, "records": d.records, "silos": d.silos, "embedded": d.embedded, "how_to_get": d.how_to_get}
+        for d in DATASETS.values()
+    ]
+    if as_json:
+        print(json.dumps({"datasets": rows}))
+        return
+    table = Table()
+    for column in ("name", "what", "records", "silos", "how to get it"):
+        table.add_column(column, overflow="fold")
+    for r in rows:
+        table.add_row(r["name"], r["title"], str(r["records"]), str(r["silos"]), "embedded" if r["embedded"] else r["how_to_get"])
+    out.print(table)
+
+
+def rates(out_dir: Out = None, as_json: Json = False) -> None:
+    """The ISRL-DP theorems as slopes: excess risk and gradient-mapping norm against epsilon, n, N and d, beside the theory's.
+
+    Each point runs the schedule and noise of its theorem on a problem whose constants are known. A table, a figure, and every point.
+
+    Example: `silodp rates`
+    """
+    from silodp.lab.runfolder import unused
+    from silodp.lab.studies.figures import draw_rates
+    from silodp.lab.studies.rates import measure
+
+    folder = unused(out_dir, Path("runs") / "rates", "rates.json")
+    with interruptible("nothing is kept, since the whole study takes a few minutes"):
+        fits = measure(folder, quiet=as_json)
+    draw_rates(fits, folder)
+    if as_json:
+        print(json.dumps({"fits": fits, "folder": str(folder)}))
+        return
+    table = Table(title="Log-log slopes: excess risk (Prox-SGD, SVRG) and squared gradient mapping (SPIDER)")
+    for column in ("theorem", "algorithm", "against", "slope", "± s.e.", "theory", "as run", "verdict"):
+        table.add_column(column, justify="right" if column in ("slope", "± s.e.", "theory", "as run") else "left", overflow="fold")
+    for fit in fits:
+        slopes = (f"{fit['slope']:+.2f}", f"{fit['slope_error']:.2f}", f"{fit['theory']:+.2f}", f"{fit['as_run']:+.2f}")
+        table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, fit["verdict"])
+    out.print(table)
+    out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; flatter, steeper: than either.")
+    out.print(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")

@@ -33,6 +33,7 @@ from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.mechanisms.shuffle import Parameters, variance
+from silodp.core.mechanisms.totals import analysed
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.protocol.box import box_length, open_box
@@ -49,12 +50,13 @@ from silodp.core.protocol.relay import (
     encode_request,
 )
 from silodp.core.query import Query
+from silodp.core.weights import Weights
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
 from silodp.server.remote import Patience
 from silodp.server.remote_shuffled import ShuffledRemote
 from silodp.server.run import Conduct, Order, agree, plan_order
-from silodp.server.shuffled import ShuffledFederation, analysed
+from silodp.server.shuffled import ShuffledFederation
 from silodp.shuffler.daemon import public, read_keys
 from silodp.shuffler.door import Door
 from silodp.shuffler.pool import Pool
@@ -207,7 +209,7 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
         f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, told=lambda t, answers: told.append(t)
     )
     start = f.problem.initial([0])
-    list(run(ShuffledFederation(channel, Everyone(3), counts), f.problem, start, **plan.mechanisms))
+    list(run(ShuffledFederation(channel, Everyone(3), Weights("records", tuple(counts))), f.problem, start, **plan.mechanisms))
     journal.close()
     records = Records.of([(held.x, held.y) for held in (read_records(Place.load(p), None) for p in f.state["silos"].values())])
     each, errors = simulated_federation(f.problem, records, Everyone(3)).each(), []
@@ -471,7 +473,14 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, patience=BRIEF)
     counts = [card.records for card in f.cards]
     with pytest.raises(Exception, match="passes on no total for question 1: Not even two boxes are left"):
-        next(run(ShuffledFederation(greedy, Everyone(3), counts), f.problem, f.problem.initial([0]), **plan.mechanisms))
+        next(
+            run(
+                ShuffledFederation(greedy, Everyone(3), Weights("records", tuple(counts))),
+                f.problem,
+                f.problem.initial([0]),
+                **plan.mechanisms,
+            )
+        )
     assert store_of(f)[0].since(0) == before
 
     words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", LIMIT, "--retry", 1)

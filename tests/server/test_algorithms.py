@@ -268,7 +268,7 @@ def test_every_question_of_scaffold_goes_to_one_silo_and_drifts_cancel_where_all
     class Channel:
         def ask(self, query, silos):
             asked.append((query, silos))
-            return type("Answer", (), {"value": torch.randn(1, len(silos), DIM)})()
+            return type("Answer", (), {"value": torch.randn(1, len(silos), DIM), "silos": tuple(silos)})()
 
     fed = Federation(Channel(), Everyone(3))
     list(scaffold(fed, Problem(nn.Linear(DIM, 1, bias=False), squared_error), torch.zeros(1, DIM), rounds=3, steps=2, step=0.5,

@@ -58,7 +58,7 @@ class Echo:
     def ask(self, query, silos):
         self.asked.append(tuple(silos))
         value = torch.tensor([float(s) for s in silos])[None, :, None].expand(1, -1, 2)
-        return type("Answer", (), {"value": value})()
+        return type("Answer", (), {"value": value, "silos": tuple(silos)})()
 
 
 QUERY = Query(Grad(torch.zeros(1, 2)), Gaussian("check", 1.0, 1.0))

@@ -9,17 +9,19 @@ from torch import nn
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.mechanisms.totals import analysed
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches
 from silodp.core.statistics import Grad, LocalSteps
+from silodp.core.weights import Weights
 from silodp.lab.simulation import simulate
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
 from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
-from silodp.server.shuffled import Kind, ShuffledFederation, analysed, calibrate_shuffled, numerical
+from silodp.server.shuffled import Kind, ShuffledFederation, calibrate_shuffled, numerical
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
@@ -185,7 +187,7 @@ def test_held_out_records_contribute_zero_and_the_mean_is_over_the_others():
             return Total(torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1).sum(1, keepdim=True).double(), tuple(asked))
 
     held = [int(held_out(n, 0.25).sum()) for n in counts]
-    found = ShuffledFederation(Adding(), Everyone(2), counts, held).mean(Query(Grad(w), mechanism))
+    found = ShuffledFederation(Adding(), Everyone(2), Weights("records", counts, tuple(held))).mean(Query(Grad(w), mechanism))
     trained = Records.of([tuple(v[~held_out(n, 0.25)] for v in p) for p, n in zip(parts, counts, strict=True)])
     each = simulated_federation(PROBLEM, trained, Everyone(2)).each()
     sizes = [n - h for n, h in zip(counts, held, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from silodp.core.mechanisms import Shuffled
 from silodp.core.problem.problem import Problem
+from silodp.core.weights import Weights
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.shuffled import ShuffledFederation
@@ -24,5 +25,5 @@ def simulate(
     gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
     who = participation or Everyone(len(records))
     if any(isinstance(m, Shuffled) for m in plan.mechanisms.values()):
-        return ShuffledFederation(ThroughShuffler(gate, records.counts), who, records.counts), ledger
+        return ShuffledFederation(ThroughShuffler(gate, records.counts), who, Weights("records", tuple(records.counts))), ledger
     return Federation(InProcess(gate), who), ledger

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.query import Query
+from silodp.core.weights import Weights
 
 
 class Answered(Protocol):
@@ -124,18 +125,18 @@ class Balanced(Everyone):
 
 
 class Federation:
-    """Asks whoever takes part in this round and averages what they release."""
+    """Asks whoever takes part in this round and combines what they release, as the mechanism says and the weights want."""
 
-    def __init__(self, channel: Channel, participation: Everyone) -> None:
-        self._channel, self._participation = channel, participation
+    def __init__(self, channel: Channel, participation: Everyone, weights: Weights = Weights()) -> None:  # noqa: B008 -- frozen
+        self._channel, self._participation, self._weights = channel, participation, weights
 
     def mean(self, query: Query) -> Tensor:
-        """(J, d): the mean over the answering silos, each with weight 1 / M_r as in the paper."""
+        """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in the paper."""
         asked = self._participation.draw()
         answers = self._channel.ask(query, asked)
-        if answers.value.shape[1] < len(asked):
+        if len(answers.silos) < len(asked):
             self._participation.missed(answers.silos)
-        return answers.value.mean(1)
+        return query.mechanism.combine(answers.value, answers.silos, self._weights)
 
     def each(self) -> dict[int, Federation]:
         """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""
@@ -146,7 +147,7 @@ class Federation:
         return self._of(Cohort(self._participation.draw()))
 
     def _of(self, participation: Everyone) -> Federation:
-        return Federation(self._channel, participation)
+        return type(self)(self._channel, participation, self._weights)
 
 
 class Fixed(Everyone):

@@ -22,9 +22,9 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.shuffle import Parameters, variance
+from silodp.core.mechanisms.totals import analysed
 from silodp.core.query import Query
 from silodp.core.statistics import LocalSteps
-from silodp.server.shuffled import analysed
 
 NAME = "progress.jsonl"
 

@@ -33,6 +33,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Sealed
 from silodp.core.protocol.quote import HoldReply
 from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.weights import Weights
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate
@@ -207,8 +208,8 @@ class Conduct:
     def _federation(self) -> Federation:
         if self._order.trust != "shuffle":
             return Federation(self._remote, self._participation())
-        counts, held = [card.records for card in self._cards], [card.held_out for card in self._cards]
-        return ShuffledFederation(self._remote, self._participation(), counts, held)
+        weights = Weights("records", tuple(card.records for card in self._cards), tuple(card.held_out for card in self._cards))
+        return ShuffledFederation(self._remote, self._participation(), weights)
 
     def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
         parameters = {name: value[0].contiguous() for name, value in self._problem.split(w).items()}

@@ -19,11 +19,12 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.mechanisms import Gaussian, Shuffled
-from silodp.core.mechanisms.shuffle import least_bits, mean_in_total
+from silodp.core.mechanisms.shuffle import least_bits
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.privacy.totals import Totals, total_share
 from silodp.core.query import Query
+from silodp.core.weights import Weights
 from silodp.server.federation import Channel, Everyone, Federation
 from silodp.server.plan import Plan, Run, calibrate
 
@@ -35,38 +36,16 @@ P = 0.5
 class ShuffledFederation(Federation):
     """Asks whoever takes part in this round, and reads the mean out of the total. The channel's `value` is (J, 1, d): sums over silos."""
 
-    def __init__(self, channel: Channel, participation: Everyone, counts: Sequence[int], held_out: Sequence[int] = ()) -> None:
-        """`held_out` of each silo's records contribute zero, and the mean is over the others."""
-        super().__init__(channel, participation)
-        self._counts, self._held = tuple(counts), tuple(held_out) or (0,) * len(counts)
+    def __init__(self, channel: Channel, participation: Everyone, weights: Weights) -> None:
+        super().__init__(channel, participation, weights.for_totals())
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the analyzer's unbiased estimate of the mean over all contributed records."""
-        asked = self._participation.draw()
-        answers = self._channel.ask(query, asked)
-        if len(answers.silos) < len(asked):
-            self._participation.missed(answers.silos)
-        assert isinstance(query.mechanism, Shuffled)
-        batches = {i: int(query.mechanism.sampling.batch(self._counts[i])) for i in answers.silos}
-        records = sum(batches.values())
-        trained = sum(batch * (1 - self._held[i] / self._counts[i]) for i, batch in batches.items())
-        return (analysed(answers.value[:, 0], query.mechanism, records) * (records / trained)).to(
-            getattr(query.statistic, "w", answers.value)
-        )
+        found = super().mean(query)
+        return found.to(getattr(query.statistic, "w", found))
 
     def each(self) -> dict[int, Federation]:
         raise BadInput("a shuffler passes on totals over silos, so no silo can be asked by itself; use an algorithm that asks for means")
-
-    def _of(self, participation: Everyone) -> ShuffledFederation:
-        return ShuffledFederation(self._channel, participation, self._counts, self._held)
-
-
-def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
-    """A_vec for every run."""
-    clip, levels, bits = (
-        torch.as_tensor(v, dtype=torch.float64, device=total.device) for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
-    )
-    return mean_in_total(total, clip, records, levels, bits, mechanism.p)
 
 
 # --- noise bits that fill a budget --------------------------------------------------------------------------------------------------

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.mechanisms.clipped import Clipped
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.sampling import FullBatch, Sampling
+from silodp.core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +40,24 @@ class Gaussian(Clipped):
 
     def event(self, releases: int = 1) -> Event:
         return Event(self.sampling, self.noise_multiplier, releases)
+
+    def multipliers(self, silos: Sequence[int]) -> Tensor:
+        """Noise multipliers of these silos, float64: (1, M), or (J, M) where each run has its own."""
+        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).cpu()
+        known = known[..., list(silos)] if known.ndim and known.shape[-1] > 1 else known
+        return known.reshape(-1, known.shape[-1] if known.ndim else 1).expand(-1, len(silos))
+
+    def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
+        """(J, d): the weighted mean of the releases (J, M, d) of these silos; equal weights are a plain mean."""
+        if weights.rule == "equal":
+            return value.mean(1)
+        shares = weights.shares(silos, self._precision(silos, weights) if weights.rule == "precision" else None)
+        shares = shares.to(value).unsqueeze(-1)
+        return sum((shares[:, k] * value[:, k] for k in range(len(silos))), torch.zeros_like(value[:, 0]))
+
+    def _precision(self, silos: Sequence[int], weights: Weights) -> Tensor:
+        """(batch / noise multiplier)^2 of each silo; where somebody adds no noise at all, those who do not share the weight by batch^2."""
+        z = self.multipliers(silos)
+        without = z == 0
+        z = torch.where(without.any(1, keepdim=True), torch.where(without, 1.0, torch.inf), z)
+        return (torch.tensor([float(self.sampling.batch(weights.trained[i])) for i in silos], dtype=torch.float64) / z).square()

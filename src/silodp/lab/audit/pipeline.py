@@ -16,15 +16,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from silodp.core.mechanisms import Gaussian
+from silodp.core.mechanisms import totals as totals_module
+from silodp.core.mechanisms.totals import analysed
 from silodp.core.privacy.accounting import GDP, Budget, Rule
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.server import shuffled as shuffled_module
 from silodp.server.plan import Plan, calibrate
-from silodp.server.shuffled import analysed, calibrate_shuffled
+from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import Store
 from silodp.silo.answer.exact import Exact
@@ -60,7 +61,7 @@ class Pipeline:
     def planted(self) -> Iterator[None]:
         """The door and the analyzer's federation find these parts where they look for the shipped ones."""
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(shuffled_module, "analysed", self.analysed))
+            stack.enter_context(mock.patch.object(totals_module, "analysed", self.analysed))
             stack.enter_context(mock.patch.object(door_module, "Exact", self.exact))
             stack.enter_context(mock.patch.object(door_module, "Gate", self.gate))
             yield

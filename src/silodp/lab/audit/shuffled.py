@@ -23,6 +23,7 @@ from silodp.core.protocol.box import Contribution
 from silodp.core.protocol.relay import Request
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
+from silodp.core.weights import Weights
 from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
@@ -83,7 +84,7 @@ class _Shuffle(Stage):
         ledger = self.pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
         gate = self.pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
         channel = Recording(self.pipeline.channel(gate, records.counts))
-        fed = ShuffledFederation(channel, Everyone(len(records)), records.counts)
+        fed = ShuffledFederation(channel, Everyone(len(records)), Weights("records", tuple(records.counts)))
         for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **plan.mechanisms):
             pass
         models = [self.pipeline.answerer(problem, w, [0]) for w in self.worlds]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from silodp.core.mechanisms import Gaussian
 from silodp.core.statistics import ClassCounts, Histogram, MissingRates, Moments
 from silodp.server.estimates.scaling import EDGES, occupied
-from silodp.server.estimates.scoring import ask_each, noise_of
+from silodp.server.estimates.scoring import ask_each, pooled
 from silodp.server.federation import Port
 
 Noisy = tuple[np.ndarray, float, int]
@@ -64,7 +63,4 @@ def _classes(fed: Port, mechanism: Gaussian, classes: Sequence[str], counts: Seq
 
 def _pooled(fed: Port, statistic: Histogram | Moments | MissingRates | ClassCounts, mechanism: Gaussian, counts: Sequence[int]) -> Noisy:
     released = ask_each(fed, statistic, mechanism)
-    total = sum(counts[i] for i in released)
-    mean = sum((counts[i] / total * value for i, value in released.items()), np.zeros(statistic.shape[-1]))
-    noise = math.sqrt(sum((counts[i] / total * noise_of(statistic, mechanism, counts[i], i)) ** 2 for i in released))
-    return mean, noise, total
+    return *pooled(released, statistic, mechanism, counts), sum(counts[i] for i in released)

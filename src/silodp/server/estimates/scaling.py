@@ -15,7 +15,8 @@ EDGES = torch.tensor([-(2.0**k) for k in range(20, -11, -1)] + [2.0**k for k in 
 
 
 def learn_scaling(fed: Port, features: int, *, ranges: Gaussian, moments: Gaussian) -> tuple[Tensor, Tensor]:
-    """(mean, scale) of each feature, from two releases of every silo; both are means over silos, so a silo's size does not weigh.
+    """(mean, scale) of each feature, from two releases of every silo, each a mean with the weights of `fed`: equal ones by default, so that a
+    silo's size does not weigh.
 
     A bin counts as occupied when its noisy share stands clear of the noise that the least of its neighbours shows (5 per cent of the
     records, at least); outliers beyond the occupied range are clamped to it.

@@ -22,6 +22,7 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.problem.schema import Label
 from silodp.core.query import Query
 from silodp.core.statistics import Score, Statistic
+from silodp.core.weights import Weights
 from silodp.server.federation import Absent, Port
 
 Z = 1.959964
@@ -72,9 +73,17 @@ def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian) -> dict[int, 
 
 def noise_of(statistic: Statistic, mechanism: Gaussian, records: int, silo: int) -> float:
     """Standard deviation of the noise in each coordinate of a silo's mean over so many records."""
-    multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
-    own = float(multiplier if multiplier.ndim == 0 else multiplier.flatten()[silo if multiplier.numel() > 1 else 0])
+    own = float(mechanism.multipliers([silo])[0, 0])
     return own * 2 * statistic.norm * (1 + CLIP_TOLERANCE) / records  # type: ignore[union-attr]
+
+
+def pooled(released: dict[int, np.ndarray], statistic: Statistic, mechanism: Gaussian, counts: Sequence[int]) -> tuple[np.ndarray, float]:
+    """The mean over the records of these silos, whichever holds them, and the standard deviation of the noise in each of its coordinates."""
+    silos, weights = tuple(released), Weights("records", tuple(counts))
+    value = torch.from_numpy(np.stack([released[i] for i in silos]))[None]
+    shares = weights.shares(silos)[0].tolist()
+    noise = math.sqrt(sum((a * noise_of(statistic, mechanism, counts[i], i)) ** 2 for a, i in zip(shares, silos, strict=True)))
+    return mechanism.combine(value, silos, weights)[0].numpy(), noise
 
 
 def score(
@@ -103,10 +112,7 @@ def score(
     released = ask_each(fed, statistic, mechanism)
     noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
     total = sum(held_out[i] for i in released)
-    weight = {i: held_out[i] / total for i in released}
-    pooled = sum((weight[i] * value for i, value in released.items()), np.zeros(statistic.shape[-1]))
-    spread = math.sqrt(sum((weight[i] * noise[i]) ** 2 for i in released))
-    rows = [Scores("all", total, _figures(pooled, spread, total, classes, cap, survival))]
+    rows = [Scores("all", total, _figures(*pooled(released, statistic, mechanism, held_out), total, classes, cap, survival))]
     return rows + [Scores(names[i], held_out[i], _figures(v, noise[i], held_out[i], classes, cap, survival)) for i, v in released.items()]
 
 

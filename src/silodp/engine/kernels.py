@@ -7,12 +7,17 @@ Products of matrices are float32 throughout: by multiply and add, or on tensor c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
-from triton import language as tl
+
+try:
+    import triton
+    from triton import language as tl
+except ModuleNotFoundError:  # no GPU, no Triton: the file can be imported, and only tensors on a GPU come here
+    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), None
 
 BLOCK = 256
 

@@ -9,7 +9,7 @@ from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.engine import clipping, layers
 from silodp.engine.clipping import clipped_sum
-from silodp.testing.statistic import check_statistic, record_gradients
+from silodp.testing.model import check_model, record_gradients
 
 SILOS, RECORDS, FEATURES, RUNS = 3, 7, 6, 4
 COUNTS = (7, 4, 1)
@@ -128,7 +128,7 @@ def test_the_ghost_path_equals_the_fallback(name, silos, dtype, fallback):
 @pytest.mark.parametrize("name", ["one", "two, no bias"])
 def test_the_engine_conforms_on_chains(name):
     x, y, _ = data()
-    check_statistic(Problem(CHAINS[name](), cross_entropy), x[:2, :4], y[:2, :4])
+    check_model(Problem(CHAINS[name](), cross_entropy), x[:2, :4], y[:2, :4])
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_the_engine_conforms_for_every_kind_of_loss(loss, outputs, target):
     model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Sigmoid(), nn.Linear(4, outputs))
     x = data()[0][:2, :2]
     x = x.clamp(-2, 2)
-    check_statistic(Problem(model, loss), x, target)
+    check_model(Problem(model, loss), x, target)
 
 
 @pytest.mark.parametrize("name", ["custom module", "Conv1d"])
 def test_the_engine_conforms_on_other_models(name):
     x, y, _ = data()
-    check_statistic(Problem(OTHERS[name](), cross_entropy), x[:2, :3], y[:2, :3])
+    check_model(Problem(OTHERS[name](), cross_entropy), x[:2, :3], y[:2, :3])
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -203,7 +203,7 @@ def test_the_cancelling_formula_for_a_difference_is_caught(monkeypatch):
     problem = Problem(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3)), cross_entropy)
     monkeypatch.setitem(layers.RULES, nn.Linear, layers.RULES[nn.Linear]._replace(squares=naive_squares))
     with pytest.raises(AssertionError, match=r"GradDiff, relative move .* contributes norm"):
-        check_statistic(problem, x[:2, :4], y[:2, :4])
+        check_model(problem, x[:2, :4], y[:2, :4])
 
 
 def test_clipping_each_tensor_by_itself_is_caught():
@@ -215,7 +215,7 @@ def test_clipping_each_tensor_by_itself_is_caught():
 
     x, y, _ = data()
     with pytest.raises(AssertionError):
-        check_statistic(Problem(CHAINS["one"](), cross_entropy), x[:2, :1], y[:2, :1], engine=per_tensor)
+        check_model(Problem(CHAINS["one"](), cross_entropy), x[:2, :1], y[:2, :1], engine=per_tensor)
 
 
 @pytest.mark.parametrize("factor", [2.0, 1.1, 1 + 1e-4])

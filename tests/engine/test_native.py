@@ -14,7 +14,7 @@ from silodp.core.problem.models import cnn
 from silodp.core.problem.problem import Problem
 from silodp.engine import native
 from silodp.engine.clipping import clipped_sum, modules
-from silodp.testing.statistic import record_gradients
+from silodp.testing.model import record_gradients
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
 

@@ -12,7 +12,7 @@ from silodp.core.problem.problem import Problem
 from silodp.engine import clipping, convolution, structured
 from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import clipped_sum, record_bytes
-from silodp.testing.statistic import check_statistic, record_gradients
+from silodp.testing.model import check_model, record_gradients
 
 SILOS, RECORDS, RUNS, TOKENS, D = 3, 5, 2, 11, 8
 COUNTS = (5, 3, 1)
@@ -158,13 +158,13 @@ def test_terms_that_cancel_by_rescaling_stay_within_the_clip(factor):
 @pytest.mark.parametrize("name", ["plain CNN", "residual CNN", "transformer"])
 def test_the_structured_path_conforms(name):
     x, y, _ = data(name)
-    check_statistic(Problem(MODELS[name](), cross_entropy), x[:2, :3], y[:2, :3])
+    check_model(Problem(MODELS[name](), cross_entropy), x[:2, :3], y[:2, :3])
 
 
 def test_it_conforms_for_other_losses():
     x, y, _ = data("transformer")
-    check_statistic(Problem(transformer(outputs=1), logistic), x[:2, :2], (y[:2, :2] > 0).float())
-    check_statistic(Problem(transformer(), functional.cross_entropy), x[:2, :2], y[:2, :2])
+    check_model(Problem(transformer(outputs=1), logistic), x[:2, :2], (y[:2, :2] > 0).float())
+    check_model(Problem(transformer(), functional.cross_entropy), x[:2, :2], y[:2, :2])
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy])

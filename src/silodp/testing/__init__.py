@@ -1,1 +1,30 @@
-"""Public check_* suites, one per protocol; every implementation passes its own."""
+"""Checks for what you add to silodp: give one your object, and it raises AssertionError with one sentence if something is wrong.
+
+One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its loss), `check_statistic`,
+`check_mechanism`, `check_sampling` and `check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
+its own. The names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from silodp.testing.algorithm import check_algorithm
+    from silodp.testing.federation import check_federation
+    from silodp.testing.mechanism import check_mechanism
+    from silodp.testing.model import check_model
+    from silodp.testing.prox import check_prox
+    from silodp.testing.sampling import check_sampling
+    from silodp.testing.statistic import check_statistic
+
+__all__ = ["check_algorithm", "check_federation", "check_mechanism", "check_model", "check_prox", "check_sampling", "check_statistic"]
+
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{name.removeprefix('check_')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""What every algorithm must satisfy: it solves the problem when noise is off, and it spends what its dry run said when noise is on."""
+"""Says whether an algorithm solves the problem when noise is off, and spends what its dry run said when noise is on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_algorithm(
     algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, step: float, long: dict, short: dict, iterates: int,
     sampling: Sampling | None = None,
 ) -> None:  # fmt: skip
-    """Raises AssertionError unless `algorithm` is sound on this convex problem.
+    """Says whether an algorithm of yours is sound, on a convex problem: raises AssertionError with one sentence if not.
 
     `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
     an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches

@@ -1,4 +1,4 @@
-"""What every engine must satisfy: the same queries give the same numbers as in simulation, and the port adds nothing of its own."""
+"""Says whether a way of connecting silos gives the numbers of the simulation, and adds nothing of its own."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def simulated_federation(problem: Problem, records: Records, participation: Ever
 def check_federation(
     make: Make, reference: Make = simulated_federation, *, counts: Sequence[int] = (9, 14, 6, 11), seed: int = 0, tolerance: float = 1e-5
 ) -> None:
-    """Raises AssertionError unless the federation that `make(problem, records, participation)` connects gives the reference's numbers.
+    """Says whether a backend of yours brings back the right numbers: raises AssertionError with one sentence if not.
 
-    Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
+    The federation that `make(problem, records, participation)` connects must give the reference's numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
     of statistic; a mean weighs the answering silos alike, whatever their size; each round asks whom the participation names; a cohort
     keeps to its silos while the federation goes on to others.
     """

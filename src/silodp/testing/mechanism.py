@@ -1,4 +1,4 @@
-"""What every noise mechanism must satisfy: its noise, its price and what one record can do to it belong together.
+"""Says whether a mechanism's noise, its price and what one record can do to it belong together.
 
 Everything is observed from outside, through an answerer's releases. Statistical checks have a false-alarm rate of 1e-6 each.
 """
@@ -33,7 +33,7 @@ LOCAL, STEP = 3, 0.5
 
 
 def check_mechanism(mechanism: Gaussian, *, answerer: Make = Simulated, counts: Sequence[int] = (48, 30, 20), seed: int = 0) -> None:
-    """Raises AssertionError unless `answerer` protects and prices `mechanism` as it says, on silos with these counts.
+    """Says whether a mechanism of yours protects and prices as it claims: raises AssertionError with one sentence if not.
 
     `mechanism` has a finite clip > 0 and a noise multiplier > 0, one for all or one per silo (1, N); `answerer(problem, records, seeds)`
     makes an answerer for len(seeds) runs, whose noise multiplier of 0 means none (gates refuse that; answerers are told by gates).

@@ -1,4 +1,4 @@
-"""What every proximal operator must satisfy, checked on random points; for tests here and for the authors of new operators."""
+"""Says whether an operator is the proximal operator of its function, checked on random points."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,9 @@ Reference = Callable[[Any], tuple[Any, list[Any]]]
 
 
 def check_prox(prox: Prox, dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, reference: Reference | None = None) -> None:
-    """Raises AssertionError unless `prox` is, on random vectors of `dim` entries, the proximal operator of the convex f1 in `prox.value`.
+    """Says whether a prox of yours is one: raises AssertionError with one sentence if not.
+
+    It must be, on random vectors of `dim` entries, the proximal operator of the convex f1 in `prox.value`.
 
     Checked: the optimality certificate, firm non-expansiveness, agreement between steps, and that rows of a batch do not mix.
     `reference` maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find the same minimiser.

@@ -1,4 +1,4 @@
-"""What every sampling must satisfy: which records are in a batch, seen from outside, through an answerer's releases.
+"""Says whether batches are drawn as they are priced: which records are in one, seen from outside, through an answerer's releases.
 
 Record k's gradient is the k-th unit vector, so an answer times its batch size shows who took part, under noise too small to hide it.
 Statistical checks have a false-alarm rate of 1e-6 each.
@@ -31,7 +31,7 @@ NOISE = 1e-3
 
 
 def check_sampling(sampling: Sampling, *, answerer: Make = Simulated, counts: Sequence[int] = (12, 40, 25), seed: int = 0) -> None:
-    """Raises AssertionError unless `answerer` draws the batches that `sampling` names, on silos with these counts.
+    """Says whether an answerer of yours draws the batches that `sampling` names: raises AssertionError with one sentence if not.
 
     Checked for all: a record counts once and with weight 1 / sampling.batch(n), padding never. FullBatch: everybody, always.
     DisjointBatches: batches of floor(n / batches), no record in two, the partition the same whenever it is asked, another for another

@@ -30,7 +30,7 @@ from silodp.silo.data.heldout import held_out, split_records
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.testing.cells import check_cells
+from silodp.testing import check_statistic
 
 FEATURES, N = 3, 40
 BAD = (math.nan, math.inf, -math.inf, 3e38, -3e38)
@@ -93,7 +93,7 @@ def test_one_replaced_record_moves_a_sum_by_at_most_two_clips_and_by_as_much(cas
     name, make = STATISTICS[case]
     problem, statistic = PROBLEMS[name], make()
     for answerer in (lambda records: Quiet(problem, records, [0]), whole_silo(problem, isinstance(statistic, Score))):
-        check_cells(statistic, some_records(name), answerer, dim=problem.dim, reaches=0.99)
+        check_statistic(statistic, some_records(name), answerer, dim=problem.dim, reaches=0.99)
 
 
 def test_a_clip_of_half_the_reach_is_all_that_is_needed_and_no_less_is_taken():

@@ -1,50 +1,69 @@
-"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every command has --json for machines."""
+"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every command has --json for machines.
+
+A command's module is imported when the command runs: a gate that serves has loaded nothing of the laboratory, and help is quick.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from silodp.cli import choose, studies
-from silodp.cli.audit import audit
-from silodp.cli.doctor import doctor
-from silodp.cli.federation import federation
-from silodp.cli.ledger import ledger
-from silodp.cli.pages import report, ui
-from silodp.cli.plan import plan
-from silodp.cli.project import init
-from silodp.cli.score import evaluate, profile
-from silodp.cli.shuffler import shuffler
-from silodp.cli.silo import silo as silo_commands
-from silodp.cli.train import train
+from silodp import __version__
+from silodp.cli.console import SETTINGS, LazyGroup, Listed
 from silodp.core.errors import BadInput, Refused
 
+START, CHOOSE, DEPLOY, RESEARCH = "Start", "Choose", "Deploy", "Research"
+
+
+class Silodp(LazyGroup):
+    """All commands, in the order in which a user needs them."""
+
+    listed = (
+        Listed(START, "project", "init", "Start a project: settings, schema, model, and the next commands."),
+        Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
+        Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
+        Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
+        Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
+        Listed(CHOOSE, "plan", "plan", "Say what a run would cost, before any data is touched; or advise."),
+        Listed(CHOOSE, "choose", "tune", "Find settings: free on public data, priced on the silos' own."),
+        Listed(CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."),
+        Listed(CHOOSE, "score", "profile", "Release means, ranges and class counts of the silos, at a price."),
+        Listed(DEPLOY, "silo", "silo", "One silo's gate: make it, run it, look at it."),
+        Listed(DEPLOY, "score", "federation", "Silos as processes: start them, train over them, stop them."),
+        Listed(DEPLOY, "shuffler", "shuffler", "The shuffler: adds the silos' counts and passes on totals."),
+        Listed(DEPLOY, "ledger", "ledger", "The budget of a data set: what was asked, its cost, what is left."),
+        Listed(DEPLOY, "doctor", "doctor", "Check whether this machine can run silodp."),
+        Listed(RESEARCH, "studies", "reproduce", "Draw the paper's figures, with exact accounting."),
+        Listed(RESEARCH, "studies", "rates", "Measure the theorems' rates as slopes."),
+        Listed(RESEARCH, "audit", "audit", "Attack the code that users run, and compare with what is claimed."),
+        Listed(RESEARCH, "studies", "gallery", "Make the pages of results from finished studies."),
+        Listed(RESEARCH, "studies", "data", "List the built-in data sets, and how to get the others."),
+    )
+
+
 app = typer.Typer(
+    cls=Silodp,
     help="Federated learning for people who do not trust the server: every silo's messages are differentially private for each record.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings=SETTINGS,
 )
-app.add_typer(ledger, name="ledger")
-app.add_typer(silo_commands, name="silo")
-app.add_typer(federation, name="federation")
-app.add_typer(shuffler, name="shuffler")
-app.command()(audit)
-app.command()(choose.tune)
-app.command()(doctor)
-app.command()(init)
-app.command()(evaluate)
-app.command()(profile)
-app.command()(report)
-app.command()(ui)
-app.command()(studies.compare)
-app.command()(studies.reproduce)
-app.command()(studies.gallery)
-app.command()(plan)
-app.command()(train)
-app.command()(studies.data)
-app.command()(studies.rates)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"silodp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.interrupted import interruptible, same_command
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from silodp.server.remote import Card, Carrier
     from silodp.server.run import Order
 
-federation = typer.Typer(help="Silos as processes of their own: start them, train over them, stop them.", no_args_is_help=True)
+federation = console.group("Silos as processes of their own: start them, train over them, stop them.")
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 ENGINES = ("nvflare", "flower", "direct")

@@ -15,13 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp.cli import console
 from silodp.core.errors import BadInput
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
 
 if TYPE_CHECKING:
     from silodp.silo.ledger.durable import DurableLedger, Entry
 
-ledger = typer.Typer(help="The budget of a data set: what was asked, what it cost, what is left.", no_args_is_help=True)
+ledger = console.group("The budget of a data set: what was asked, what it cost, what is left.")
 out = Console(highlight=False, markup=False, emoji=False)  # names come from outside
 
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]

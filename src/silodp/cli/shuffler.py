@@ -19,10 +19,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from silodp.cli import console
 from silodp.core.errors import BadInput
 from silodp.host import listening
 
-shuffler = typer.Typer(help="The shuffler: adds the silos' counts and passes on totals.", no_args_is_help=True)
+shuffler = console.group("The shuffler: adds the silos' counts and passes on totals.")
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 SettingsFile = Annotated[Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from silodp.cli import console
 from silodp.core.errors import BadInput
 from silodp.host import listening
 from silodp.silo.service.provision import provision
@@ -20,7 +21,7 @@ from silodp.silo.service.provision import provision
 if TYPE_CHECKING:
     pass
 
-silo = typer.Typer(help="One silo's gate: make it, run it, look at it.", no_args_is_help=True)
+silo = console.group("One silo's gate: make it, run it, look at it.")
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 PolicyFile = Annotated[Path, typer.Argument(help="The silo's policy.toml.", show_default=False)]

@@ -1,0 +1,146 @@
+"""What every command prints with: one console, one table, one progress bar, one --json, and groups that load a command when it runs.
+
+The console reads no markup, since names that come from outside are printed with it: colours are given as `style`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def dump(answer: Mapping[str, Any]) -> None:
+    """What --json prints: one object on one line."""
+    print(json.dumps(answer), flush=True)
+
+
+def say(*sentences: str, style: str | None = None) -> None:
+    """Each sentence on a line of its own, broken by the terminal alone."""
+    for sentence in sentences:
+        out.print(sentence, style=style)
+
+
+def show(
+    columns: str, rows: Iterable[Iterable[Any]], *, title: str | None = None, plain: bool = False, styles: Iterable[str | None] = ()
+) -> None:
+    """A table. `columns` are the headings, separated by "|"; a heading that ends in ">" is set flush right, one in "<" or nothing left.
+
+    `styles` are those of the rows, in order; `plain` draws no box.
+    """
+    table = Table(title=title, box=None, pad_edge=False) if plain else Table(title=title)
+    for heading in columns.split("|"):
+        table.add_column(heading.rstrip("<>"), justify="right" if heading.endswith(">") else "left", overflow="fold")
+    of_rows = iter(styles)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row), style=next(of_rows, None))
+    out.print(table, soft_wrap=False)
+
+
+@contextmanager
+def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar on standard output while the block runs; call what it gives with (done, total) and, if there is more to say, `said`."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    with Progress(*columns, disable=quiet, console=out) as bar:
+        task = bar.add_task(words, total=None, said="")
+        yield lambda done, total=None, said="": bar.update(task, completed=done, total=total, said=said)
+
+
+# --- commands that load when they run ----------------------------------------------------------------------------------------------------
+
+
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+def group(says: str) -> typer.Typer:
+    """A group of commands, such as `silodp silo`."""
+    return typer.Typer(help=says, no_args_is_help=True, add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A command that is known by its line of help, and loaded from silodp.cli.MODULE when it runs."""
+
+    panel: str
+    module: str
+    name: str
+    says: str
+    attribute: str = ""
+
+    def listing(self) -> click.Command:
+        return TyperCommand(self.name, short_help=self.says, rich_help_panel=self.panel)
+
+    def load(self) -> click.Command:
+        found = getattr(import_module(f"silodp.cli.{self.module}"), self.attribute or self.name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
+            alone.command(self.name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name, command.short_help = self.name, self.says
+        return command
+
+
+class Commands(UserDict[str, Any]):
+    """Commands by name, each loaded when it is asked for; `data` has them as they are, loaded or not."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if isinstance(self.data[name], Listed):
+            self.data[name] = self.data[name].load()
+        return self.data[name]
+
+
+class LazyGroup(TyperGroup):
+    """A group whose help and completion list its commands without loading any; subclasses say which there are."""
+
+    listed: tuple[Listed, ...] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._known = Commands({command.name: command for command in self.listed} | dict(self.commands))
+        self.commands, self._listing = self._known, False
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        known = self._known.data.get(cmd_name)
+        return known.listing() if self._listing and isinstance(known, Listed) else self.commands.get(cmd_name)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with self._names_only():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        with self._names_only():
+            return super().shell_complete(ctx, incomplete)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    @contextmanager
+    def _names_only(self) -> Iterator[None]:
+        self._listing = True
+        try:
+            yield
+        finally:
+            self._listing = False

@@ -20,7 +20,7 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class TotalEvent:
     """What one shuffled query does to privacy: `count` totals of d coordinates, each under the noise of `contributions` records.
 
     Every contribution is an integer vector with entries in 0 .. levels under Bin(noise_bits, p). Numbers, or one per run (J, 1). The

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Mechanism, Shuffled
 from silodp.core.statistics import Statistic
 
@@ -22,7 +22,7 @@ class Query:
     statistic: Statistic
     mechanism: Mechanism
 
-    def event(self) -> Event | Shared:
+    def event(self) -> Event | TotalEvent:
         """What an answer costs, known before any record is looked at."""
         if isinstance(self.mechanism, Shuffled):
             return self.mechanism.event(self.statistic.releases, self.statistic.shape[-1])
@@ -35,4 +35,4 @@ class Release:
 
     value: Tensor
     silos: tuple[int, ...]
-    event: Event | Shared
+    event: Event | TotalEvent

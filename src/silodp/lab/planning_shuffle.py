@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Shared
+from silodp.core.events import TotalEvent
 from silodp.core.mechanisms import shuffle
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget
@@ -165,7 +165,7 @@ def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contribu
     """Against whoever sees totals of so many contributions; infinite where the accountant can give no bound."""
     made = Schedule()
     for kind, p in zip(kinds, found, strict=True):
-        made.add("", Shared(FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid))
+        made.add("", TotalEvent(FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid))
     return made.epsilon(delta)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import (
     GDP,
@@ -40,7 +40,7 @@ class Asked:
     """One query of a dry run: its kind, its event at the mechanism's noise, and the silos that would answer it."""
 
     kind: str
-    event: Event | Shared
+    event: Event | TotalEvent
     silos: tuple[int, ...]
 
 
@@ -199,7 +199,7 @@ def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, 
     mine = [a for a in asked if silo in a.silos]
     gdp = GDP()
 
-    def total(events: Sequence[tuple[Event | Shared, float]]) -> float:
+    def total(events: Sequence[tuple[Event | TotalEvent, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
             batch = event.sampling if isinstance(event.sampling, DisjointBatches) else FullBatch()
@@ -277,7 +277,7 @@ def _least(excess: Callable[[float], float], guess: float) -> float:
     return math.exp(least)
 
 
-def _default_rule(events: Sequence[Event | Shared]) -> str:
+def _default_rule(events: Sequence[Event | TotalEvent]) -> str:
     kinds = {type(e.sampling) for e in events}
     if not kinds & {Poisson, WithoutReplacement}:
         return "gdp"

@@ -19,7 +19,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.card import Card
@@ -40,9 +40,9 @@ RELEASING = 10.0
 """Seconds in which gates are told that the run has ended; one that does not hear it waits for the hold's own end."""
 
 
-def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | Shared], ...]:
+def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | TotalEvent], ...]:
     """All that the plan asks of one silo: (kind, event), alike ones as one with their counts added up."""
-    merged: dict[tuple[str, Sampling, tuple], tuple[Event | Shared, int]] = {}
+    merged: dict[tuple[str, Sampling, tuple], tuple[Event | TotalEvent, int]] = {}
     for asked in plan.asked:
         if silo in asked.silos:
             event = _own(plan, asked.kind, asked.event, silo)
@@ -59,19 +59,19 @@ def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | Shared], ...]:
     return tuple(found)
 
 
-def _own(plan: Plan, kind: str, event: Event | Shared, silo: int) -> Event | Shared:
+def _own(plan: Plan, kind: str, event: Event | TotalEvent, silo: int) -> Event | TotalEvent:
     """The event at the noise that this silo is asked with."""
-    if isinstance(event, Shared):
+    if isinstance(event, TotalEvent):
         levels, bits = (int(torch.as_tensor(v).item()) for v in (event.levels, event.noise_bits))
-        return Shared(event.sampling, levels, bits, event.p, event.contributions, event.dimension, event.count)
+        return TotalEvent(event.sampling, levels, bits, event.p, event.contributions, event.dimension, event.count)
     mechanism = plan.mechanisms[kind]
     assert isinstance(mechanism, Gaussian)
     multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
     return Event(event.sampling, float(multiplier if multiplier.ndim == 0 else multiplier[0, silo]), int(np.asarray(event.count)))
 
 
-def _counted(event: Shared, count: int) -> Shared:
-    return Shared(event.sampling, event.levels, event.noise_bits, event.p, event.contributions, event.dimension, count)
+def _counted(event: TotalEvent, count: int) -> TotalEvent:
+    return TotalEvent(event.sampling, event.levels, event.noise_bits, event.p, event.contributions, event.dimension, count)
 
 
 class Holds:

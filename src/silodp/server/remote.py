@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
@@ -76,7 +76,7 @@ class Told:
     """What became of one question, for progress and summary: who answered, and a code for each silo that did not."""
 
     sequence: int
-    event: Event | Shared
+    event: Event | TotalEvent
     answered: tuple[str, ...]
     dropped: dict[str, str]
     replayed: bool
@@ -112,7 +112,7 @@ class Remote:
         self._sequence, self._silent = 0, set[str]()
         self.retired: dict[str, str] = {}
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
-        self.pending: tuple[Event | Shared, tuple[str, ...]] | None = None
+        self.pending: tuple[Event | TotalEvent, tuple[str, ...]] | None = None
         """What was sent, and to whom, of a question that has come to no end: they may have charged it."""
 
     @property

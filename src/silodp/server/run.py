@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Schedule
@@ -250,7 +250,7 @@ class _Tally:
         self.charge(told.event, maybe | answers.keys())
         self._look(told, answers)
 
-    def charge(self, event: Event | Shared, names: Collection[str]) -> None:
+    def charge(self, event: Event | TotalEvent, names: Collection[str]) -> None:
         """Counts the event at each of these silos."""
         multipliers = np.broadcast_to(np.asarray(event.noise_multiplier), (1, len(self._cards)))[0] if isinstance(event, Event) else ()
         for i, card in enumerate(self._cards):
@@ -258,7 +258,7 @@ class _Tally:
                 own = replace(event, noise_multiplier=float(multipliers[i])) if isinstance(event, Event) else event
                 bucket, price = self._plan.rule.price(own, np.asarray(card.records))
                 self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
-                if isinstance(own, Shared):
+                if isinstance(own, TotalEvent):
                     self._totals[i][0].add(bucket, own)
                     self._totals[i][1].add(bucket, own, int(own.sampling.batch(card.records)))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.query import Query, Release
@@ -37,7 +37,7 @@ from silodp.core.statistics import (
 
 
 class Ledger(Protocol):
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None: ...
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None: ...
 
 
 class Answerer(Protocol):

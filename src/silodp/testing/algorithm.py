@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.problem import Problem
@@ -183,9 +183,9 @@ class _Ledger(MemoryLedger):
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
-        self.log: list[tuple[Event | Shared, tuple[int, ...]]] = []
+        self.log: list[tuple[Event | TotalEvent, tuple[int, ...]]] = []
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         super().charge(event, silos)
         self.log.append((event, tuple(silos)))
 
@@ -215,7 +215,7 @@ def _run(algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, pl
     return algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
 
 
-def _facts(event: Event | Shared, silos: Sequence[int]) -> tuple:
+def _facts(event: Event | TotalEvent, silos: Sequence[int]) -> tuple:
     """What decides an event's price, as one comparable value."""
     assert isinstance(event, Event)
     multiplier = np.asarray(event.noise_multiplier, dtype=np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Renyi, bucket_of, renyi_conversion
 from silodp.core.privacy.binomial import BinomialSum, epsilon, renyi
 from silodp.core.privacy.totals import STAKE, Schedule, Totals, total_share
@@ -16,8 +16,10 @@ BUDGET = Budget(2.0, 1e-6)
 N = np.asarray(100)
 
 
-def totals(noise_bits: int, levels: int = 60, *, contributions: int = 1000, dimension: int = 50, count: int = 1, sampling=None) -> Shared:
-    return Shared(sampling or FullBatch(), levels, noise_bits, 0.5, contributions, dimension, count)
+def totals(
+    noise_bits: int, levels: int = 60, *, contributions: int = 1000, dimension: int = 50, count: int = 1, sampling=None
+) -> TotalEvent:
+    return TotalEvent(sampling or FullBatch(), levels, noise_bits, 0.5, contributions, dimension, count)
 
 
 @pytest.mark.parametrize(("noise_bits", "levels"), [(400, 60), (2000, 60), (2000, 5), (30_000, 200)])
@@ -102,7 +104,7 @@ def test_the_silos_own_noise_protects_it_less_than_that_of_all():
     assert scheduled((event, None), (event, None)) > 1.3 * together
 
 
-def scheduled(*releases: tuple[Event | Shared, int | None], delta: float = 1e-6) -> float:
+def scheduled(*releases: tuple[Event | TotalEvent, int | None], delta: float = 1e-6) -> float:
     made = Schedule()
     for event, own in releases:
         made.add(bucket_of(event.sampling), event, own)

@@ -14,7 +14,7 @@ import pytest
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi
 from silodp.core.privacy.totals import Totals
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
@@ -69,7 +69,7 @@ def hold(ledger, run, *events, id="", asker="server", now=0.0, caps=None, number
 
 def charge(ledger, run, event=HUNDREDTH, *, id=None, asker="server", now=0.0) -> str:
     """ "", or the code of the refusal."""
-    shuffled = {"round": os.urandom(32).hex()} if isinstance(event, Shared) else {}
+    shuffled = {"round": os.urandom(32).hex()} if isinstance(event, TotalEvent) else {}
     try:
         slip = ledger.slip(query_id=id or os.urandom(8).hex(), digest=bytes(32), kind="k", asker=asker, run=run, now=now, **shuffled)
         slip.charge(event, [0])
@@ -235,7 +235,7 @@ RULES = {
         Committed((Event(FullBatch(), 13.0, 50), Event(Poisson(0.25), 8.0, 40))),
         [Event(FullBatch(), 13.0), Event(Poisson(0.25), 8.0)],
     ),
-    "totals": (Totals.for_budget(BUDGET), [Event(FullBatch(), 13.0), Shared(FullBatch(), 8, 200, 0.5, 40, 6), *partition(10.0)]),
+    "totals": (Totals.for_budget(BUDGET), [Event(FullBatch(), 13.0), TotalEvent(FullBatch(), 8, 200, 0.5, 40, 6), *partition(10.0)]),
 }
 
 

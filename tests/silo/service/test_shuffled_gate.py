@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Shared
+from silodp.core.events import TotalEvent
 from silodp.core.figures import HOLDS
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.privacy.accounting import GDP, Budget, rounded_up
@@ -255,7 +255,7 @@ def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
         assert code(door, asked(f"q{bits}", contributions=1, levels=1, noise_bits=bits)[1]) == "noise"
     assert ledger.head()[0] == 0
     assert ledger.local() == 0
-    far = Shared(FullBatch(), 30, 2**38, 0.5, 1, D)
+    far = TotalEvent(FullBatch(), 30, 2**38, 0.5, 1, D)
     made = Schedule()
     made.add("", far, 2**10)
     assert made.epsilon(1e-5) == math.inf  # and not an error that would stop `ledger show`

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.core.events import Shared
+from silodp.core.events import TotalEvent
 from silodp.core.mechanisms.clipped import Clipped
 from silodp.core.mechanisms.shuffle import mean_in_total
 from silodp.core.numbers import Number
@@ -37,8 +37,8 @@ class Shuffled(Clipped):
         """How many records silos of these sizes contribute in a round."""
         return sum(int(self.sampling.batch(n)) for n in counts)
 
-    def event(self, releases: int = 1, dimension: int = 1) -> Shared:
-        return Shared(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
+    def event(self, releases: int = 1, dimension: int = 1) -> TotalEvent:
+        return TotalEvent(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
         """(J, d), float64: the analyzer's unbiased estimate of the mean over all records that these silos contributed to the total (J, 1, d).

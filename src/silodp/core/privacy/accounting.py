@@ -19,7 +19,7 @@ import numpy as np
 from scipy import optimize, special
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 
 Buckets = Mapping[str, np.ndarray]
@@ -140,7 +140,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str: ...
-    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]: ...
+    def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]: ...
     def total(self, buckets: Buckets) -> np.ndarray: ...
     def capacity(self, budgets: np.ndarray) -> np.ndarray: ...
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray: ...
@@ -164,7 +164,7 @@ def bucket_of(sampling: Sampling) -> str:
     return f"{sampling.partition}/{sampling.batches}/{sampling.index}" if isinstance(sampling, DisjointBatches) else ""
 
 
-def no_totals(event: Event | Shared, rule: str) -> Event:
+def no_totals(event: Event | TotalEvent, rule: str) -> Event:
     """The event, unless it is of shuffled totals."""
     if not isinstance(event, Event):
         raise BadInput(f"the {rule} ledger cannot price shuffled totals; the totals rule can")
@@ -186,7 +186,7 @@ class GDP:
 
     name: str = "gdp"
 
-    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
         if not isinstance(event.sampling, FullBatch | DisjointBatches):
             raise BadInput(
@@ -216,7 +216,7 @@ class Renyi:
         if not np.all(np.asarray(self.order) > 1):
             raise BadInput(f"the Renyi order is {self.order}; it must be greater than 1")
 
-    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
         return bucket_of(event.sampling), event.count * elementwise(
             functools.partial(_renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
@@ -257,7 +257,7 @@ class Committed:
     schedule: tuple[Event, ...]
     name: str = "committed"
 
-    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
         for index, kind in enumerate(self.schedule):
             if kind.sampling == event.sampling and np.array_equal(_float64(kind.noise_multiplier), _float64(event.noise_multiplier)):

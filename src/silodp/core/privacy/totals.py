@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Buckets, Budget, bucket_of, elementwise, renyi_conversion, sum_with_partitions
 from silodp.core.privacy.binomial import ORDERS, BinomialSum, epsilon, renyi
 from silodp.core.sampling import DisjointBatches, FullBatch
@@ -45,7 +45,7 @@ class Totals:
         if not np.all(np.asarray(self.order) >= 2):
             raise BadInput(f"the Renyi order is {self.order}; totals need 2 or more")
 
-    def price(self, event: Event | Shared, n: np.ndarray) -> tuple[str, np.ndarray]:
+    def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         if not isinstance(event.sampling, FullBatch | DisjointBatches):
             raise BadInput(f"shuffled totals cannot be priced on {type(event.sampling).__name__} batches; use full or disjoint ones")
         if isinstance(event, Event):
@@ -112,7 +112,7 @@ class Schedule:
     def __init__(self) -> None:
         self._buckets: dict[str, Counter[BinomialSum | float | None]] = {}
 
-    def add(self, bucket: str, event: Event | Shared, own: int | None = None) -> None:
+    def add(self, bucket: str, event: Event | TotalEvent, own: int | None = None) -> None:
         """One answer, in the bucket that a rule gave it. `own`: the silo's records in the batch, where no other noise counts.
 
         A server sees totals, with the noise of all `contributions`; whoever sees a silo's own messages, as the shuffler does, is up against

@@ -24,7 +24,7 @@ from torch import Tensor
 from silodp.core import sampling as samplings
 from silodp.core import statistics
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.frames import VERSION
@@ -102,7 +102,7 @@ class Sealed:
     query_id: str
     digest: str
     box: bytes
-    event: Shared
+    event: TotalEvent
     count: int
     head: str
 
@@ -159,7 +159,7 @@ def _pack_mechanism(mechanism: Mechanism) -> dict:
     return both | {"noise_multiplier": _real(mechanism.noise_multiplier)}
 
 
-def _coins(of: Shuffled | Shared) -> dict:
+def _coins(of: Shuffled | TotalEvent) -> dict:
     return {name: _integer(getattr(of, name)) for name in ("levels", "noise_bits", "contributions")} | {"p": _real(of.p)}
 
 

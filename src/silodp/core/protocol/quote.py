@@ -15,7 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.protocol.codec import _SAMPLINGS, _coins, _hash, _integer, _json, _name, _pack, _real, _unpack, _unpack_mechanism
 from silodp.core.protocol.frames import OVERHEAD, VERSION, seal, unseal
@@ -39,7 +39,7 @@ class HoldRequest:
     hold: str
     model: str
     number: int
-    events: tuple[tuple[str, Event | Shared], ...]
+    events: tuple[tuple[str, Event | TotalEvent], ...]
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,11 @@ def _prices(rows: list[dict[str, Any]]) -> int:
     return len(rows) - len(batches) + len({_json(row) for row in batches})
 
 
-def _row(kind: str, event: Event | Shared) -> dict[str, Any]:
+def _row(kind: str, event: Event | TotalEvent) -> dict[str, Any]:
     noise = (
-        _coins(event) | {"dimension": _integer(event.dimension)} if isinstance(event, Shared) else {"noise": _real(event.noise_multiplier)}
+        _coins(event) | {"dimension": _integer(event.dimension)}
+        if isinstance(event, TotalEvent)
+        else {"noise": _real(event.noise_multiplier)}
     )
     return noise | {"kind": _name(kind), "count": _integer(event.count), "sampling": _pack(event.sampling, _SAMPLINGS, {})}
 
@@ -137,7 +139,7 @@ def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
     return HoldRequest(*names, tuple((_name(row["kind"]), _event(row)) for row in fields["events"]))
 
 
-def _event(row: dict[str, Any]) -> Event | Shared:
+def _event(row: dict[str, Any]) -> Event | TotalEvent:
     sampling, count = _unpack(row["sampling"], _SAMPLINGS, {}), _integer(row["count"])
     if "noise" in row:
         return Event(sampling, float.fromhex(row["noise"]), count)

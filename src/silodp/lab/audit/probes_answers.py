@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
@@ -208,9 +208,9 @@ def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) 
 
 def _check_charge(row: Row, query: Query, silo: Answering) -> None:
     m, count = query.mechanism, row.steps
-    event: Event | Shared
+    event: Event | TotalEvent
     if isinstance(m, Shuffled):
-        event = Shared(m.sampling, m.levels, m.noise_bits, m.p, CROWD, query.statistic.shape[-1], count)
+        event = TotalEvent(m.sampling, m.levels, m.noise_bits, m.p, CROWD, query.statistic.shape[-1], count)
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
     asked, charged = plain(event), silo.charged()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, Rule, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
@@ -46,9 +46,9 @@ def sealed(what: str, value: Any) -> str:
 # --- events and rules as text ---------------------------------------------------------------------------------------------------
 
 
-def plain(event: Event | Shared) -> dict[str, Any]:
+def plain(event: Event | TotalEvent) -> dict[str, Any]:
     """The event of one data set's ledger as it is written down, and can be read again; Refused if it is not one, or senseless."""
-    single = _single_totals(event) if isinstance(event, Shared) else _single(event)
+    single = _single_totals(event) if isinstance(event, TotalEvent) else _single(event)
     try:
         data = json.loads(canonical(event_data(single)))
         sampling = event_of(data).sampling
@@ -73,7 +73,7 @@ def _single(event: Event) -> Event:
     return Event(event.sampling, multiplier.item(), count)
 
 
-def _single_totals(event: Shared) -> Shared:
+def _single_totals(event: TotalEvent) -> TotalEvent:
     if not all(type(value) is int and value >= 1 for value in (*(getattr(event, name) for name in _COINS), event.count)):
         raise Refused("noise")
     return event
@@ -82,17 +82,17 @@ def _single_totals(event: Shared) -> Shared:
 _COINS = ("levels", "noise_bits", "contributions", "dimension")
 
 
-def event_data(event: Event | Shared) -> dict[str, Any]:
+def event_data(event: Event | TotalEvent) -> dict[str, Any]:
     sampling = {f.name: getattr(event.sampling, f.name) for f in fields(event.sampling)}
     if "rate" in sampling:
         sampling["rate"] = float(sampling["rate"]).hex()
     data = {"sampling": {"type": type(event.sampling).__name__, **sampling}, "count": event.count}
-    if isinstance(event, Shared):
+    if isinstance(event, TotalEvent):
         return data | {name: getattr(event, name) for name in _COINS} | {"p": float(event.p).hex()}
     return data | {"noise_multiplier": float(event.noise_multiplier).hex()}
 
 
-def event_of(data: Mapping[str, Any]) -> Event | Shared:
+def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     given = dict(data["sampling"])
     kind = SAMPLINGS[given.pop("type")]
     if "rate" in given:
@@ -100,7 +100,7 @@ def event_of(data: Mapping[str, Any]) -> Event | Shared:
     sampling = kind(**given)
     if "levels" in data:
         levels, bits, contributions, dimension = (data[name] for name in _COINS)
-        return Shared(sampling, levels, bits, float.fromhex(data["p"]), contributions, dimension, data["count"])
+        return TotalEvent(sampling, levels, bits, float.fromhex(data["p"]), contributions, dimension, data["count"])
     return Event(sampling, float.fromhex(data["noise_multiplier"]), data["count"])
 
 
@@ -252,7 +252,7 @@ class Tally:
         self.rule = self.settings.rule
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
-    def price(self, event: Event | Shared) -> tuple[str, float]:
+    def price(self, event: Event | TotalEvent) -> tuple[str, float]:
         """(bucket, amount). A partition's buckets carry its generation: a record that moved may be in two batches of one name, so they add up."""
         if isinstance(event.sampling, DisjointBatches):
             event = replace(event, sampling=replace(event.sampling, partition=f"{event.sampling.partition}@{self.generation}"))
@@ -283,7 +283,7 @@ class Tally:
         charged = [(known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values()]
         for bucket, data in [*charged, *([(self.price(event_of(more))[0], more)] if more else [])]:
             event = event_of(data)
-            if isinstance(event, Shared):
+            if isinstance(event, TotalEvent):
                 event = replace(event, contributions=data["own"])
             shares[bucket] = shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
         return float(rule.total(shares))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, Rule
 from silodp.core.sampling import DisjointBatches
 from silodp.host.atomic import sync_folder
@@ -293,7 +293,7 @@ class Slip:
             raise Refused("purged")
         return known
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         """Prices the event and writes it down, durably, or raises Refused and charges nothing (`ledger`: or has charged it, when unsure).
 
         What is charged but not answered is not charged again, if query and price are the same: nothing was sent.
@@ -301,7 +301,7 @@ class Slip:
         if len(silos) != 1:
             raise Refused("shape")
         data, file = plain(event), self._file
-        if isinstance(event, Shared) != bool(self._round):
+        if isinstance(event, TotalEvent) != bool(self._round):
             raise Refused("round")
         with file.failing_closed():
             with file.transaction() as connection:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, Rule, budget_array
 
 
@@ -23,7 +23,7 @@ class MemoryLedger:
         self._capacity = rule.capacity(self.budgets)
         self._buckets: dict[str, np.ndarray] = {}
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         """Adds the event's price to the answering silos, or raises Refused("budget") and charges nobody."""
         try:
             key, price = self.rule.price(event, self.counts)

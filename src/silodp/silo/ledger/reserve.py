@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from silodp.core.errors import Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.chain import Tally, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.holds import SLACK, Amounts, Hold, Holds, added
@@ -59,7 +59,7 @@ def take(
     asker: str,
     run: str,
     number: int,
-    events: Sequence[Event | Shared],
+    events: Sequence[Event | TotalEvent],
     caps: Caps,
     now: float,
     held: int | None,

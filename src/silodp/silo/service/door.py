@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Shared
+from silodp.core.events import TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, seal
@@ -160,7 +160,7 @@ class Door:
         names = self._policy.silo, envelope.query_id, digest
         answer = (
             Sealed(*names, self._sealed(envelope, release), release.event, count, head)
-            if isinstance(release.event, Shared)
+            if isinstance(release.event, TotalEvent)
             else Answer(*names, release.value[0], release.event, count, head)
         )
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
@@ -185,7 +185,7 @@ class Door:
         events = [event for _, event in request.events]
         for event in events:
             self._policy.check_planned(event, n=self._n)
-            if isinstance(event, Shared):
+            if isinstance(event, TotalEvent):
                 self._check_shuffle(event)
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
@@ -194,7 +194,7 @@ class Door:
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
         return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
 
-    def _check_shuffle(self, asked: Shuffled | Shared) -> None:
+    def _check_shuffle(self, asked: Shuffled | TotalEvent) -> None:
         if self._shuffling is None:
             raise Refused("shuffle")
         self._shuffling[0].check(asked)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Mechanism, Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
@@ -198,7 +198,7 @@ class Policy:
             raise Refused("steps")
         self._check_batch(mechanism.sampling, n)
 
-    def check_planned(self, event: Event | Shared, *, n: int) -> None:
+    def check_planned(self, event: Event | TotalEvent, *, n: int) -> None:
         """Raises Refused where no question of this event would be answered: nothing is held for it, and nobody works out its price."""
         if type(event.sampling).__name__ not in self.samplings:
             raise Refused("sampling")
@@ -238,9 +238,9 @@ class Policy:
             raise Refused("rate")
 
 
-def _multiplier(mechanism: Mechanism | Event | Shared) -> float:
+def _multiplier(mechanism: Mechanism | Event | TotalEvent) -> float:
     """Noise over sensitivity: of a shuffled total, that of all the contributions which the query counts on."""
-    if isinstance(mechanism, Shuffled | Shared):
+    if isinstance(mechanism, Shuffled | TotalEvent):
         try:
             return math.sqrt(mechanism.contributions * mechanism.noise_bits * mechanism.p * (1 - mechanism.p)) / mechanism.levels
         except (ArithmeticError, ValueError):
@@ -281,7 +281,7 @@ class Shuffling:
         made = cls(**_complete(cls, table))
         return replace(made, pseudonym=str(Path(path).resolve().parent / made.pseudonym))
 
-    def check(self, mechanism: Shuffled | Shared) -> None:
+    def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
             raise Refused("contributions")
 

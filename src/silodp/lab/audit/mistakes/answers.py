@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 from torch import Tensor
 
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
 from silodp.core.query import Query, Release
 from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
@@ -185,7 +185,7 @@ class _Otherwise:
     def __init__(self, ledger: Any, otherwise: Callable[[Any], Any]) -> None:
         self._ledger, self._otherwise = ledger, otherwise
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         self._ledger.charge(self._otherwise(event), silos)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled, shuffle
 from silodp.core.protocol.box import Contribution, seal
 from silodp.core.protocol.codec import Answer, Envelope, Sealed, decode_query, decode_reply, encode_reply
@@ -137,7 +137,7 @@ class OpenCounts(Door):
 class EachAlone(MemoryLedger):
     """Every round has the whole budget to itself."""
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         self._buckets = {}
         super().charge(event, silos)
 

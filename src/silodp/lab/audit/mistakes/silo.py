@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import Refused
-from silodp.core.events import Event, Shared
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import Answer, decode_query, decode_reply, encode_reply
 from silodp.core.query import Query, Release
@@ -198,7 +198,7 @@ def whole_budget_each(run, mechanisms, budgets, counts, participation=None, *, s
 class NoFilter(MemoryLedger):
     """Counts, and lets everything pass."""
 
-    def charge(self, event: Event | Shared, silos: Sequence[int]) -> None:
+    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         with contextlib.suppress(Refused):
             super().charge(event, silos)
 

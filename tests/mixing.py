@@ -6,7 +6,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from silodp.core.protocol.box import Contribution, seal
+from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.relay import Outcome, Request, decode_outcome, encode_request
 from silodp.shuffler.daemon import public
 from silodp.shuffler.door import Door
@@ -29,7 +29,7 @@ def box(member: int | Ed25519PrivateKey, round: str = ROUND, *, key: str = "", *
     """A member's box: 100 records, of which it demands 300 in a total."""
     own = isinstance(member, int)
     fields = {"demanded": 300, "records": 100, "bits": BITS, "counts": counts_of(member if own else 99)}
-    return seal(Contribution(round, **fields | changes), key or public(SEAL), MEMBERS[member] if own else member)
+    return encrypt_box(Contribution(round, **fields | changes), key or public(SEAL), MEMBERS[member] if own else member)
 
 
 def request(*boxes: bytes, round: str = ROUND) -> Request:

@@ -23,7 +23,7 @@ from silodp.core.protocol.card import Card
 from silodp.lab import scoring
 from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.federation import Everyone, Federation
-from silodp.server.remote import Patience, Remote
+from silodp.server.remote import Remote, Timeouts
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import approved_problem, read_key, read_records
@@ -399,7 +399,7 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     assert "Score" in policy.statistics
     w, budget, found = torch.tensor([[3.0, 3.0, -9.0]]), Budget(4.0, card.delta), []
     for _ in range(2):
-        remote = Remote([card], OwnDoor("clinic", door), run="score-1", key=ASKER, patience=Patience(5, 5, 5))
+        remote = Remote([card], OwnDoor("clinic", door), run="score-1", key=ASKER, timeouts=Timeouts(5, 5, 5))
         asked = {"names": ["clinic"], "held_out": [card.held_out], "classes": 2, "bins": 5, "cap": 4.0}
         found.append(score(Federation(remote, Everyone(1)), w, gaussian_for("score", [budget]), **asked)[0].figures)
     assert found[0] == found[1]  # the same question is answered from the store

@@ -29,7 +29,7 @@ from silodp.cli.federation import _card, _carrier, _problem, _read_key
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
-from silodp.server.remote import Answers, Patience, Remote
+from silodp.server.remote import Answers, Remote, Timeouts
 from silodp.server.run import Order, plan_order
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
@@ -233,9 +233,9 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     plan, run = plan_order(ORDER, federation.cards)
     start = federation.problem.initial([ORDER.seed])
     with silent_gates(federation):
-        carrier, patience = _carrier(federation.folder, federation.state), Patience(deadline=LIMIT, limit=LIMIT, retry=60.0)
+        carrier, timeouts = _carrier(federation.folder, federation.state), Timeouts(deadline=LIMIT, limit=LIMIT, retry=60.0)
         signing = _read_key(federation.folder / "asker.key")
-        channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, patience=patience)
+        channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, timeouts=timeouts)
         got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
     records = Records.of([(held.x, held.y) for held in (read_records(Place.load(policy), None) for policy in federation.policies)])
     without = {kind: replace(mechanism, noise_multiplier=0.0) for kind, mechanism in plan.mechanisms.items()}

@@ -35,17 +35,17 @@ from silodp.core.protocol.codec import (
     Envelope,
     Refusal,
     _body,
-    _seal,
     _split,
     decode_reply,
     encode_query,
     encode_reply,
+    sign_frame,
 )
 from silodp.core.protocol.frames import VERSION
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
-from silodp.server.remote import Card, Patience, Remote, Told
+from silodp.server.remote import Card, QuestionReport, Remote, Timeouts
 from silodp.silo.ledger.chain import event_of
 from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct, Hub
@@ -132,7 +132,7 @@ def spelt(frame: bytes, field: str, value: object, inside: str = "") -> bytes:
     """The question with another word in a field, which no encoder of ours would write, under the listed server's signature."""
     fields, tensors = _split(frame[OVERHEAD:])
     (fields[inside] if inside else fields)[field] = value
-    return _seal(QUERY, VERSION, _body(fields, tensors), ASKER)
+    return sign_frame(QUERY, VERSION, _body(fields, tensors), ASKER)
 
 
 def point(card: Card, value: float = 0.0, extra: int = 0, dtype=torch.float32) -> torch.Tensor:
@@ -201,11 +201,11 @@ ATTACKS = {
     "the signature of another question": ("signature", lambda c: asked(c, "p")[:101] + asked(c, "q")[101:]),
     "the listed key over a stranger's signature": ("signature", lambda c: _claiming(asked(c, "q", key=STRANGER), PUBLIC)),
     "a stranger's key": ("asker", lambda c: asked(c, "q", key=STRANGER)),
-    "a captured question under the courier's own key": ("asker", lambda c: _seal(QUERY, VERSION, asked(c, "q")[OVERHEAD:], STRANGER)),
+    "a captured question under the courier's own key": ("asker", lambda c: sign_frame(QUERY, VERSION, asked(c, "q")[OVERHEAD:], STRANGER)),
     "a reply in a question's place": ("malformed", lambda c: encode_reply(Refusal("budget"), ASKER)),
     "a pickle that runs a command": ("malformed", lambda c: pickle.dumps(Shell())),
-    "a signed pickle": ("malformed", lambda c: _seal(QUERY, VERSION, pickle.dumps(Shell()), ASKER)),
-    "a torch file": ("malformed", lambda c: _seal(QUERY, VERSION, _torch_file(), ASKER)),
+    "a signed pickle": ("malformed", lambda c: sign_frame(QUERY, VERSION, pickle.dumps(Shell()), ASKER)),
+    "a torch file": ("malformed", lambda c: sign_frame(QUERY, VERSION, _torch_file(), ASKER)),
     "two points more than any question has": ("size", lambda c: asked(c, "q") + bytes(10**5)),
 }
 
@@ -565,9 +565,9 @@ def question(gates: Gates, noise: float = 40.0) -> Query:
     return Query(Grad(torch.zeros(1, gates.problem.dim)), Gaussian("anchor", 1.0, noise))
 
 
-def remote(gates: Gates, carrier: Direct, run: str, heard: list[Told], **patience) -> Remote:
+def remote(gates: Gates, carrier: Direct, run: str, heard: list[QuestionReport], **patience) -> Remote:
     times = {"deadline": PATIENCE, "limit": PATIENCE, "retry": PATIENCE} | patience
-    return Remote(gates.cards, carrier, run=run, key=ASKER, patience=Patience(**times), told=lambda told, answers: heard.append(told))
+    return Remote(gates.cards, carrier, run=run, key=ASKER, timeouts=Timeouts(**times), report=lambda told, answers: heard.append(told))
 
 
 def _bent(at: int):
@@ -607,7 +607,7 @@ MEDDLINGS = {
 
 @pytest.mark.parametrize("name", MEDDLINGS)
 def test_what_a_courier_puts_in_the_place_of_a_silos_answer_does_not_count(gates, name):
-    heard: list[Told] = []
+    heard: list[QuestionReport] = []
     run = f"meddle-{list(MEDDLINGS).index(name)}"
     channel = remote(gates, Meddler(gates, MEDDLINGS[name]), run, heard, deadline=0.5, limit=0.5, retry=0.5)
     answers = channel.ask(question(gates), [0, 1, 2])
@@ -619,7 +619,7 @@ def test_what_a_courier_puts_in_the_place_of_a_silos_answer_does_not_count(gates
 
 SWAPS = {
     "another version": lambda card, frame: frame[:4] + bytes([VERSION + 1]) + frame[5:],
-    "the courier's own key": lambda card, frame: _seal(QUERY, VERSION, frame[OVERHEAD:], STRANGER),
+    "the courier's own key": lambda card, frame: sign_frame(QUERY, VERSION, frame[OVERHEAD:], STRANGER),
     "a question about another model": lambda card, frame: asked(card, "swapped", model="0" * 64),
     "a question of another silo": lambda card, frame: asked(card, "swapped", of="silo-0"),
 }
@@ -627,7 +627,7 @@ SWAPS = {
 
 @pytest.mark.parametrize("name", SWAPS)
 def test_a_courier_that_provokes_a_lasting_refusal_does_not_make_a_silo_retire(gates, name):
-    heard: list[Told] = []
+    heard: list[QuestionReport] = []
 
     class Provoking(Direct):
         def exchange(self, frames, timeout):
@@ -643,7 +643,7 @@ def test_a_courier_that_provokes_a_lasting_refusal_does_not_make_a_silo_retire(g
 
 def test_questions_that_a_courier_brings_to_other_silos_too_are_paid_for_by_none_of_them(gates):
     """Each is signed by the listed key, about the approved model, under an id that the other silo has never seen."""
-    heard: list[Told] = []
+    heard: list[QuestionReport] = []
 
     class Spreading(Direct):
         def exchange(self, frames, timeout):
@@ -657,7 +657,7 @@ def test_questions_that_a_courier_brings_to_other_silos_too_are_paid_for_by_none
 
 
 def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_cost_nothing(gates):
-    heard: list[Told] = []
+    heard: list[QuestionReport] = []
 
     class Muddled(Meddler):
         """Each frame twice at once and again long after; a reply to the last question before the one to this."""
@@ -690,7 +690,7 @@ def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_co
 
 
 def test_replies_that_are_dropped_are_asked_for_again_and_come_back_as_the_same_bytes(gates):
-    heard: list[Told] = []
+    heard: list[QuestionReport] = []
     losses = iter((("silo-0", "silo-1", "silo-2"), ("silo-1",), ("silo-1",), ()))
 
     def lose(replies: dict[str, bytes]) -> dict[str, bytes]:
@@ -748,7 +748,7 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
         os.chown(found.parent, COURIER, COURIER)
         (Path(name) / "taken.py").write_text(ATTACK + COMPONENT)
         given = [secrets_of(gate), str(Path(gate.policy).parent), gate.place.socket, gate.process.pid]
-        stolen = _seal(QUERY, VERSION, asked(gate.card, "stolen")[OVERHEAD:], STRANGER)
+        stolen = sign_frame(QUERY, VERSION, asked(gate.card, "stolen")[OVERHEAD:], STRANGER)
         arguments = {"user": COURIER, "given": given, "frame": stolen.hex(), "found": str(found)}
         resources = json.loads((kit / "local/resources.json").read_text())
         resources["components"].append({"id": "taken", "path": "taken.Taken", "args": arguments})

@@ -53,7 +53,7 @@ from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
-from silodp.server.remote import Patience
+from silodp.server.remote import Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote
 from silodp.server.run import Conduct, Order, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation
@@ -72,7 +72,7 @@ from silodp.wire.socket import Socket
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
 ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0, trust="shuffle")
 BUDGET = 20.0
-CALM, BRIEF = Patience(deadline=LIMIT, limit=LIMIT, retry=LIMIT), Patience(deadline=2.0, limit=2.5, retry=1.0)
+CALM, BRIEF = Timeouts(deadline=LIMIT, limit=LIMIT, retry=LIMIT), Timeouts(deadline=2.0, limit=2.5, retry=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +103,9 @@ def federation():
         shutil.rmtree(home)
 
 
-def conducted(f, order: Order, place: Path, *, carrier=None, patience=CALM, **more) -> dict:
+def conducted(f, order: Order, place: Path, *, carrier=None, timeouts=CALM, **more) -> dict:
     """The summary of a run in this process."""
-    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, patience=patience, shuffler=f.mixer, **more)
+    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, timeouts=timeouts, shuffler=f.mixer, **more)
     for _ in run:
         pass
     return run.summary
@@ -206,7 +206,7 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
     told, journal, counts = [], journal_of(tmp_path / "run"), [card.records for card in f.cards]
     plan, run = plan_order(ORDER, f.cards)
     channel = ShuffledRemote(
-        f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, told=lambda t, answers: told.append(t)
+        f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, report=lambda t, answers: told.append(t)
     )
     start = f.problem.initial([0])
     list(run(ShuffledFederation(channel, Everyone(3), Weights("records", tuple(counts))), f.problem, start, **plan.mechanisms))
@@ -425,7 +425,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
     f, order, place = federation, replace(ORDER, epsilon=1.0), federation.folder / "runs/killed"
     before = store_of(f)[0].since(0)
     fatal = Fatal(f, 2, after=False)
-    summary = conducted(f, order, place, carrier=fatal, patience=BRIEF)
+    summary = conducted(f, order, place, carrier=fatal, timeouts=BRIEF)
     assert summary["iterates"] == 1
     assert "the shuffler gave no total for question 2 (silent); what was charged stays charged" in summary["ended"]
     assert [len(mine) for mine in charges(f, summary["run"])] == [2, 2, 2]
@@ -435,7 +435,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
     assert store_of(f)[0].since(0) == before + 1
     start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
     lost = Fatal(f, 2, after=True)
-    summary = conducted(f, order, place, carrier=lost, patience=BRIEF)
+    summary = conducted(f, order, place, carrier=lost, timeouts=BRIEF)
     assert lost.frames[0] == fatal.frames[-1], "the same boxes"
     assert (summary["iterates"], summary["ended"][:42]) == (2, "the shuffler gave no total for question 3 ")
     assert store_of(f)[0].since(0) == before + 3, "it was stored"
@@ -452,10 +452,10 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     f, order = federation, replace(ORDER, epsilon=1.0, rounds=2)
     before = store_of(f)[0].since(0)
     with pytest.raises(BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"):
-        conducted(f, order, tmp_path / "all", patience=BRIEF, held=lambda held: kill(f, "gate silo-3"))
+        conducted(f, order, tmp_path / "all", timeouts=BRIEF, held=lambda held: kill(f, "gate silo-3"))
     assert [len(mine) for mine in charges(f, run_of(tmp_path / "all"))] == [1, 1, 0]
     with pytest.raises(BadInput, match=r"2 of 3 silos said whether they can pay for it, and 3 must \(silo-3 silent\); nothing was charged"):
-        conducted(f, order, tmp_path / "none", patience=BRIEF)
+        conducted(f, order, tmp_path / "none", timeouts=BRIEF)
     assert not (tmp_path / "none").exists()
     assert store_of(f)[0].since(0) == before
 
@@ -470,7 +470,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
             return 10**6
 
     plan, run = plan_order(order, f.cards)
-    greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, patience=BRIEF)
+    greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, timeouts=BRIEF)
     counts = [card.records for card in f.cards]
     with pytest.raises(Exception, match="passes on no total for question 1: Not even two boxes are left"):
         next(
@@ -493,7 +493,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     assert planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
 
     with pytest.raises(BadInput, match="the shuffler gave no total for question 1"):
-        conducted(f, replace(order, least=2), tmp_path / "lost", carrier=Losing(f), patience=BRIEF)
+        conducted(f, replace(order, least=2), tmp_path / "lost", carrier=Losing(f), timeouts=BRIEF)
     assert store_of(f)[0].since(0) == before + 3, "a total of two silos is stored, and no server has seen it"
 
     start(f, "gate silo-3", "silo", "serve", f.state["silos"]["silo-3"])
@@ -554,7 +554,7 @@ def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tm
         (lambda frame: encode_outcome(replace(old, round=round_of(frame), contributions=2), sign), "over 454 records of 2 silos"),
     )):  # fmt: skip
         with pytest.raises(BadInput, match=said):
-            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), patience=Patience(3.0, 3.0, 1.0))
+            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), timeouts=Timeouts(3.0, 3.0, 1.0))
 
 
 def journal_reply(folder: Path) -> bytes:

@@ -12,7 +12,7 @@ from gates import Unhurried, wbcd, write_csv
 from silodp.cli.federation import _problem
 from silodp.lab.studies import compare
 from silodp.lab.studies.study import Grid, Study
-from silodp.server.remote import Card, Patience
+from silodp.server.remote import Card, Timeouts
 from silodp.server.run import Conduct, Order
 from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
@@ -47,9 +47,9 @@ class Gated:
     def conduct(self, out: Path, **order) -> Conduct:
         card = Card.of(json.loads(self.card.read_text()))
         deadline = order.pop("deadline", PATIENCE)
-        patience = Patience(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
+        timeouts = Timeouts(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
         settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": 0.5} | order
-        return Conduct([card], _problem(card, None), Order(**settings), Unhurried(self.direct()), out, key=self.key, patience=patience)
+        return Conduct([card], _problem(card, None), Order(**settings), Unhurried(self.direct()), out, key=self.key, timeouts=timeouts)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from silodp.core.statistics import Grad
 from silodp.server.algorithms import local_sgd, prox_spider, prox_svrg, scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
-from silodp.server.remote import Card, Patience, Remote
+from silodp.server.remote import Card, Remote, Timeouts
 from silodp.server.run import Conduct, Order, agree, plan_order
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -32,8 +32,8 @@ from silodp.wire.hub import Direct
 from silodp.wire.socket import Unreached
 
 pytestmark = pytest.mark.xdist_group("remote")  # one set of daemons for all
-QUICK = Patience(deadline=LIMIT, limit=LIMIT, retry=30.0)
-BRIEF = Patience(deadline=0.4, limit=0.4, retry=0.2)
+QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
+BRIEF = Timeouts(deadline=0.4, limit=0.4, retry=0.2)
 
 
 # --- silos in this process, whose replies the tests can spoil ------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Local:
 def connect(problem, records, **settings) -> tuple[Remote, list[Silo], Local]:
     silos = [Silo(i, problem, records.select([i])) for i in range(len(records))]
     carrier = Local(silos)
-    settings = {"run": "run", "key": ASKER, "patience": QUICK} | settings
+    settings = {"run": "run", "key": ASKER, "timeouts": QUICK} | settings
     return Remote([silo.card for silo in silos], carrier, **settings), silos, carrier
 
 
@@ -186,7 +186,7 @@ SPOILT = {
 def test_a_reply_that_is_not_the_silos_own_finite_answer_to_this_question_does_not_count(three, name):
     problem, records = three
     told = []
-    channel, silos, _ = connect(problem, records, patience=BRIEF, told=lambda t, answers: told.append(t))
+    channel, silos, _ = connect(problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t))
     channel.ask(gradient(problem), range(3))
     trick, code = SPOILT[name]
     silos[1].trick = trick
@@ -211,7 +211,7 @@ def test_whoever_is_garbled_or_busy_is_sent_the_same_bytes_again(three):
 @pytest.mark.parametrize(("code", "later"), [("budget", False), ("expired", False), ("run-limit", False), ("clip", True), ("paused", True)])
 def test_a_silo_without_budget_retires_and_other_refusals_are_of_one_question(three, code, later):
     problem, records = three
-    channel, silos, _ = connect(problem, records, patience=BRIEF)
+    channel, silos, _ = connect(problem, records, timeouts=BRIEF)
     silos[0].trick = lambda silo, frame, reply: Refusal(code)
     assert channel.ask(gradient(problem), range(3)).silos == (1, 2)
     sent = len(silos[0].frames)
@@ -224,7 +224,7 @@ def test_a_silo_without_budget_retires_and_other_refusals_are_of_one_question(th
 def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_it_does_not(three, tmp_path):
     problem, records = three
     journal = Journal(tmp_path / "journal", "run", "c")
-    channel, silos, carrier = connect(problem, records, quorum=2, patience=BRIEF, journal=journal)
+    channel, silos, carrier = connect(problem, records, quorum=2, timeouts=BRIEF, journal=journal)
     carrier.down = {"silo-0"}
     assert channel.ask(gradient(problem), range(3)).silos == (1, 2)
     carrier.down = {"silo-0", "silo-2"}
@@ -233,7 +233,7 @@ def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_
         channel.ask(gradient(problem), range(3))
     assert (tmp_path / "journal").stat().st_size == size, "what ended the run is asked again when it is resumed"
     journal.close()
-    channel, silos, _ = connect(problem, records, quorum=2, patience=BRIEF)
+    channel, silos, _ = connect(problem, records, quorum=2, timeouts=BRIEF)
     for silo in silos[:2]:
         silo.trick = lambda silo, frame, reply: Refusal("budget") if len(silo.frames) > 1 else reply
     channel.ask(gradient(problem), range(3))
@@ -245,7 +245,7 @@ def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_
 
 def test_who_was_silent_is_not_waited_for_until_seen_again(three, clock):
     problem, records = three
-    channel, _, carrier = connect(problem, records, patience=Patience(deadline=1.0, limit=5.0, retry=1.0))
+    channel, _, carrier = connect(problem, records, timeouts=Timeouts(deadline=1.0, limit=5.0, retry=1.0))
     carrier.down = {"silo-1"}
     channel.ask(gradient(problem), range(3))
     begin = clock.now
@@ -259,7 +259,7 @@ def test_who_was_silent_is_not_waited_for_until_seen_again(three, clock):
 
 def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentence(three):
     problem, records = three
-    channel, _, carrier = connect(problem, records, patience=Patience(deadline=1.5, limit=1.5, retry=0.5))
+    channel, _, carrier = connect(problem, records, timeouts=Timeouts(deadline=1.5, limit=1.5, retry=0.5))
     honest, left = carrier.exchange, iter(range(3))
 
     def exchange(frames, timeout):
@@ -287,7 +287,7 @@ def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentenc
 def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
     problem, records = three
     told = []
-    channel, _, carrier = connect(problem, records, patience=BRIEF, told=lambda t, answers: told.append(t.answered))
+    channel, _, carrier = connect(problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t.answered))
     carrier.down = {"silo-0"}
     settings = {"epochs": 2, "inner": 4, "step": 0.1, "slope": 1.0}
     silent = {kind: Gaussian(kind, 1.0, 0.0) for kind in ("anchor", "refine")}
@@ -305,7 +305,7 @@ def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
 
 def test_scaffold_asks_silo_by_silo_and_ends_cleanly_where_one_is_absent(three):
     problem, records = three
-    channel, _, carrier = connect(problem, records, patience=BRIEF)
+    channel, _, carrier = connect(problem, records, timeouts=BRIEF)
     mechanism = {"rounds": 3, "steps": 2, "step": 0.1, "minibatch": Gaussian("minibatch", 1.0, 0.0)}
     start = problem.initial([0])
     got = list(scaffold(Federation(channel, Everyone(3)), problem, start, **mechanism))
@@ -338,7 +338,7 @@ ORDER = Order("spider", rounds=12, phase=4, epsilon=0.3)
 
 
 def carried_out(gates, folder, carrier=None, order=ORDER, **settings) -> tuple[Conduct, list]:
-    run = Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=ASKER, **{"patience": QUICK} | settings)
+    run = Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=ASKER, **{"timeouts": QUICK} | settings)
     return run, list(run)
 
 
@@ -392,7 +392,7 @@ def test_releases_played_back_give_the_same_iterates_on_every_algorithm(gates):
         ("local", lambda *a, **k: local_sgd(*a, rounds=2, steps=2, step=0.3, **k), ("minibatch",)),
         ("scaffold", lambda *a, **k: scaffold(*a, rounds=2, steps=2, step=0.3, **k), ("minibatch",)),
     ):
-        channel = Remote(gates.cards, gates.direct(), run=f"replay-{name}", key=ASKER, patience=QUICK)
+        channel = Remote(gates.cards, gates.direct(), run=f"replay-{name}", key=ASKER, timeouts=QUICK)
         chosen = {kind: kinds[kind] for kind in wanted}
         check_replay(run, gates.problem, gates.problem.initial([0]), chosen, channel, lambda: Everyone(3))
 
@@ -439,7 +439,7 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_end_and_no_second_spen
 
 
 def test_a_gate_killed_in_mid_run_is_waited_for_and_no_answer_is_paid_twice(gates, tmp_path):
-    run = Conduct(gates.cards, gates.problem, ORDER, gates.direct(), tmp_path / "run", key=ASKER, patience=QUICK)
+    run = Conduct(gates.cards, gates.problem, ORDER, gates.direct(), tmp_path / "run", key=ASKER, timeouts=QUICK)
     for progress in run:
         if progress.iterate == 4:
             gates[1].end(signal.SIGKILL)
@@ -460,8 +460,8 @@ class Stopping(Direct):
 
 
 def test_a_slow_gate_is_left_behind_at_the_deadline_and_counts_again_when_it_is_back(gates, tmp_path, clock):
-    carrier, patience = Stopping(gates.sockets), Patience(deadline=0.6, limit=1e6, retry=0.3)
-    run = Conduct(gates.cards, gates.problem, ORDER, carrier, tmp_path / "run", key=ASKER, patience=patience, quorum=2)
+    carrier, timeouts = Stopping(gates.sockets), Timeouts(deadline=0.6, limit=1e6, retry=0.3)
+    run = Conduct(gates.cards, gates.problem, ORDER, carrier, tmp_path / "run", key=ASKER, timeouts=timeouts, quorum=2)
     answered = []
     for progress in run:
         answered.append(progress.answered)
@@ -512,7 +512,7 @@ def test_without_noise_the_iterates_are_the_simulations():
     """By gates that draw no noise, which are in no wheel: over real sockets, with real ledgers, SPIDER goes where the simulation goes."""
     with three_gates(silent=True) as gates:
         plan, run = plan_order(Order("spider", rounds=8, phase=3, epsilon=3.0), gates.cards)
-        channel = Remote(gates.cards, gates.direct(), run="silent", key=ASKER, patience=QUICK)
+        channel = Remote(gates.cards, gates.direct(), run="silent", key=ASKER, timeouts=QUICK)
         start = gates.problem.initial([0])
         got = list(run(Federation(channel, Everyone(3)), gates.problem, start, **plan.mechanisms))
         simulation = simulated_federation(gates.problem, Records.of(wbcd()), Everyone(3))

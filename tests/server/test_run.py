@@ -14,7 +14,7 @@ from silodp.core.protocol.codec import Answer
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.server.progress import Progress
-from silodp.server.remote import Told
+from silodp.server.remote import QuestionReport
 from silodp.server.run import Order, _Tally, plan_order
 
 
@@ -27,7 +27,7 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     query = Query(Grad(problem.initial([0])), Gaussian("gradient", 1.0, 2.0))
     record = Progress(tmp_path, keep=False)
     tally = _Tally([card], plan, record)
-    told = Told(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
+    told = QuestionReport(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
     tally._look(told, {"a": Answer("a", "q", "0" * 64, torch.zeros(1, 3), query.event(), 1, "0" * 64)})
     record.close()
     line = json.loads((tmp_path / "progress.jsonl").read_text())

@@ -12,14 +12,14 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.core.protocol.quote import HoldRequest, encode_hold
 from silodp.server.quote import Holds, run_events
-from silodp.server.remote import Patience
+from silodp.server.remote import Timeouts
 from silodp.server.run import Conduct, Order
 from silodp.silo.ledger.reserve import listed, release
 
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
 KEYS = tuple(key.public_key().public_bytes_raw().hex() for key in (ASKER, OTHER))
 ORDER = Order("spider", rounds=4, phase=2, epsilon=1.0)
-QUICK = Patience(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
+QUICK = Timeouts(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def nothing_held(gates):
         release(ledger := gate.ledger(), [o.hold.id for o in listed(ledger)])
 
 
-def conduct(gates, folder, order=ORDER, *, key=ASKER, carrier=None, patience=QUICK, **more) -> Conduct:
-    return Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=key, patience=patience, **more)
+def conduct(gates, folder, order=ORDER, *, key=ASKER, carrier=None, timeouts=QUICK, **more) -> Conduct:
+    return Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=key, timeouts=timeouts, **more)
 
 
 def acts(gates) -> list[list[str]]:
@@ -51,7 +51,7 @@ def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
     made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=epsilon), key=key)
     made._journal.close()
     made._tally.record.close()
-    about = {"cards": gates.cards, "patience": QUICK, "quorum": 1} | more
+    about = {"cards": gates.cards, "timeouts": QUICK, "quorum": 1} | more
     return Holds(carrier=carrier or gates.direct(), plan=made._plan, run=run, key=key, **about)
 
 
@@ -148,11 +148,11 @@ def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
         def names(self):
             return self.gates.names()
 
-    patience = Patience(deadline=1.0, limit=1.0, retry=1.0)
+    timeouts = Timeouts(deadline=1.0, limit=1.0, retry=1.0)
     with pytest.raises(
         BadInput, match=r"spent at most: silo-0 epsilon 0\.\d+, silo-1 epsilon 0\.\d+, silo-2 epsilon 0\.\d+; it can be resumed"
     ):
-        list(conduct(gates, tmp_path / "run", carrier=Deaf(), patience=patience))
+        list(conduct(gates, tmp_path / "run", carrier=Deaf(), timeouts=timeouts))
     assert (tmp_path / "run/journal").exists()
     assert held(gates) == [0, 0, 0]
     assert len(list(conduct(gates, tmp_path / "run"))) == 4
@@ -171,7 +171,7 @@ def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_ve
                 {name: frame for name, frame in frames.items() if name != "silo-1"}, timeout
             )
 
-    made = holder(gates, "vetoed", ASKER, 1.0, Courier(), folder=tmp_path / "v", cards=cards, patience=Patience(0.2, 0.2, 0.2))
+    made = holder(gates, "vetoed", ASKER, 1.0, Courier(), folder=tmp_path / "v", cards=cards, timeouts=Timeouts(0.2, 0.2, 0.2))
     made.keep()
     assert sorted(made.held) == ["silo-0", "silo-2"]
     made.release()

@@ -168,7 +168,7 @@ def test_thousands_of_hostile_frames_get_signed_codes_and_pass_nothing_on(store)
                 bad = bytearray(generator.randbytes(generator.randint(1, 400)))
         raw = bytes(bad)
         if k % 3 == 0:  # with a good signature around it
-            raw = frames.seal(REQUEST, frames.VERSION, raw[frames.OVERHEAD :], SERVER)
+            raw = frames.sign_frame(REQUEST, frames.VERSION, raw[frames.OVERHEAD :], SERVER)
         reply = outcome(desk.handle(raw))
         assert isinstance(reply, Declined)
         assert (reply.code in DECLINED, reply.digest) == (True, digest(raw))

@@ -21,13 +21,13 @@ from silodp.core.mechanisms import Gaussian
 from silodp.server.algorithms import prox_spider
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.peers import Folder, Peer
-from silodp.server.remote import Patience, Remote
+from silodp.server.remote import Remote, Timeouts
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import listed
 from silodp.wire.hub import Direct
 
 pytestmark = pytest.mark.xdist_group("direct")  # one set of daemons for all
-CALM, BRIEF = Patience(deadline=LIMIT, limit=LIMIT, retry=30.0), Patience(deadline=3.0, limit=3.0, retry=1.0)
+CALM, BRIEF = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0), Timeouts(deadline=3.0, limit=3.0, retry=1.0)
 SETTINGS = {
     "rounds": 6,
     "phase": 3,
@@ -53,7 +53,7 @@ def test_a_carrier_asks_those_it_knows_and_leaves_out_whoever_does_not_listen(ga
     assert carrier.exchange({}, 5.0) == {}
 
 
-def peers(gates, relay_of, run: str, patience: Patience = CALM, last=lambda: None) -> list:
+def peers(gates, relay_of, run: str, timeouts: Timeouts = CALM, last=lambda: None) -> list:
     """Each silo's own process, here a thread: it reaches its own gate and the relay, and gives its iterates or why it stopped."""
     results: list = [None] * 3
     start = gates.problem.initial([0])  # draws from torch's one generator, which threads would share as processes do not
@@ -61,7 +61,7 @@ def peers(gates, relay_of, run: str, patience: Patience = CALM, last=lambda: Non
     def work(i: int) -> None:
         name = gates.cards[i].name
         carrier = Peer(name, Unhurried(Direct({name: gates.sockets[name]})), relay_of(i))
-        channel = Remote(gates.cards, carrier, run=run, key=ASKER, quorum=3, patience=patience)
+        channel = Remote(gates.cards, carrier, run=run, key=ASKER, quorum=3, timeouts=timeouts)
         try:
             results[i] = list(prox_spider(Federation(channel, Everyone(3)), gates.problem, start, **SETTINGS))
         except StopRun as stop:

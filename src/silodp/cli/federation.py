@@ -443,7 +443,7 @@ def run(
     """
     from silodp.core.figures import EARLY, shown
     from silodp.core.privacy.accounting import rounded_up
-    from silodp.server.remote import Patience
+    from silodp.server.remote import Timeouts
     from silodp.server.run import Conduct, Order
 
     given = locals()
@@ -468,9 +468,9 @@ def run(
     order = _resumed(place) if resume else Order(**{field.name: given[field.name] for field in fields(Order)})
     if not resume and any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
-    waits = Patience(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
+    waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
-        cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, patience=waits, shuffler=mixer,
+        cards, _problem(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
         held=_show_held if not as_json else lambda held: None,
     )  # fmt: skip
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))

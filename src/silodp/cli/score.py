@@ -197,11 +197,11 @@ def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
 def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) -> Federation:
     """A federation whose questions' ids follow from what is asked, so that asking again is repeating and not paying again."""
     from silodp.server.federation import Everyone, Federation
-    from silodp.server.remote import Patience, Remote
+    from silodp.server.remote import Remote, Timeouts
 
     folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
-    waits = Patience(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
-    remote = Remote(cards, _carrier(folder, _load(folder)), run=run, key=_read_key(folder / "asker.key"), patience=waits)
+    waits = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
+    remote = Remote(cards, _carrier(folder, _load(folder)), run=run, key=_read_key(folder / "asker.key"), timeouts=waits)
     return Federation(remote, Everyone(len(cards)))
 
 

@@ -29,7 +29,7 @@ from silodp.core.sampling import Sampling
 from silodp.server.plan import Plan
 
 if TYPE_CHECKING:
-    from silodp.server.remote import Carrier, Patience
+    from silodp.server.remote import Carrier, Timeouts
 
 ATTEMPTS = 5
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
@@ -85,15 +85,15 @@ class Holds:
         *,
         run: str,
         key: Ed25519PrivateKey,
-        patience: Patience,
+        timeouts: Timeouts,
         quorum: int,
-        told: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
+        report: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         events = {card.name: run_events(plan, i) for i, card in enumerate(cards)}
         self._cards = {card.name: card for card in sorted(cards, key=lambda card: card.name) if events[card.name]}
         self._events, self._carrier, self._run, self._key = events, carrier, run, key
-        self._patience, self._quorum, self._told, self._pause = patience, min(quorum, len(self._cards)), told, pause
+        self._timeouts, self._quorum, self._report, self._pause = timeouts, min(quorum, len(self._cards)), report, pause
         self._open: dict[str, str] = {}  # silo: the id of what was asked for, held or perhaps held
         self._again, self._number = 0.0, 0
         self.held: dict[str, HoldReply] = {}
@@ -102,7 +102,7 @@ class Holds:
         """The first time: takes every hold, or BadInput with none taken. Later: renews them when half of their time is over."""
         if not self.held:
             self._take()
-            self._told(self.held)
+            self._report(self.held)
         elif time.monotonic() > self._again:
             self._renew()
         else:
@@ -117,7 +117,7 @@ class Holds:
         }
         self._open, self.held = {}, {}
         if frames:
-            self._exchange(frames, min(self._patience.retry, RELEASING))
+            self._exchange(frames, min(self._timeouts.retry, RELEASING))
 
     # --- all or none ------------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Holds:
         frames = {name: self._frame(name) for name in self._cards}
         while True:
             for name in list(missing):
-                reply = self._ask(name, frames[name], begin + self._patience.deadline)
+                reply = self._ask(name, frames[name], begin + self._timeouts.deadline)
                 if isinstance(reply, str) and reply not in PASSING:
                     return name, HoldReply(name, self._run, self._open[name], "", reply)
                 if isinstance(reply, str):
@@ -150,7 +150,7 @@ class Holds:
                     del missing[name]
             if len(self.held) >= self._quorum:
                 return None
-            if time.monotonic() > begin + self._patience.limit:
+            if time.monotonic() > begin + self._timeouts.limit:
                 said = ", ".join(f"{name} {code}" for name, code in missing.items())
                 self.release()
                 raise BadInput(
@@ -181,7 +181,7 @@ class Holds:
         last, pause = "silent", 0.05
         while True:
             left = until - time.monotonic()
-            raw = self._exchange({name: frame}, min(self._patience.retry, max(left, 1.0))).get(name)
+            raw = self._exchange({name: frame}, min(self._timeouts.retry, max(left, 1.0))).get(name)
             got = self._opened(name, raw, frame) if raw is not None else "silent"
             if not isinstance(got, str) or got not in PASSING:
                 return got

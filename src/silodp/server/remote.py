@@ -28,7 +28,7 @@ from silodp.core.query import Query
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
 
-AGAIN = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
+MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
 RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version"})
 """Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
@@ -46,7 +46,7 @@ class Carrier(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
 
     Whoever has not replied to one sending within `retry` is sent the same bytes again, and has twice as long for them: a machine may be busy.
@@ -72,7 +72,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Told:
+class QuestionReport:
     """What became of one question, for progress and summary: who answered, and a code for each silo that did not."""
 
     sequence: int
@@ -97,8 +97,8 @@ class Remote:
         key: Ed25519PrivateKey,
         journal: Journal | None = None,
         quorum: int = 1,
-        patience: Patience | None = None,
-        told: Callable[[Told, Mapping[str, Answer | Sealed]], None] = lambda told, answers: None,
+        timeouts: Timeouts | None = None,
+        report: Callable[[QuestionReport, Mapping[str, Answer | Sealed]], None] = lambda report, answers: None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """`before` is called before each question that goes out, and not for those that the journal answers."""
@@ -107,7 +107,7 @@ class Remote:
         if not 1 <= quorum <= len(cards):
             raise BadInput(f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the number of silos")
         self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
-        self._journal, self._quorum, self._patience, self._told = journal, quorum, patience or Patience(), told
+        self._journal, self._quorum, self._timeouts, self._report = journal, quorum, timeouts or Timeouts(), report
         self._before = before
         self._sequence, self._silent = 0, set[str]()
         self.retired: dict[str, str] = {}
@@ -135,7 +135,7 @@ class Remote:
             answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
         self._settle(frames, dropped)
         members = [name for name in asked if name in answers]
-        self._told(Told(self._sequence, query.event(), tuple(members), dropped, recorded is not None, query), answers)
+        self._report(QuestionReport(self._sequence, query.event(), tuple(members), dropped, recorded is not None, query), answers)
         self._sequence, self.pending = self._sequence + 1, None
         if not members:
             said = ", ".join(f"{name} {code}" for name, code in dropped.items())
@@ -182,11 +182,11 @@ class Remote:
         answers: dict[str, Answer | Sealed] = {}
         replies: dict[str, bytes] = {}
         dropped = {name: "retired" for name in asked if name not in frames}
-        waiting, gone, begin, pause, wait = self._present(frames), "", time.monotonic(), 0.05, self._patience.retry
+        waiting, gone, begin, pause, wait = self._present(frames), "", time.monotonic(), 0.05, self._timeouts.retry
         dropped |= {name: "silent" for name in frames if name not in waiting}
         while waiting:
-            left = self._patience.deadline - (time.monotonic() - begin)
-            if left <= 0 and (len(answers) >= need or left <= self._patience.deadline - self._patience.limit):
+            left = self._timeouts.deadline - (time.monotonic() - begin)
+            if left <= 0 and (len(answers) >= need or left <= self._timeouts.deadline - self._timeouts.limit):
                 break
             before, sent = len(waiting), time.monotonic()
             try:
@@ -203,7 +203,7 @@ class Remote:
                     answers[name], replies[name] = got, came[name]
                     waiting.remove(name)
                     dropped.pop(name, None)
-                elif got not in AGAIN and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
+                elif got not in MAY_PASS and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
                     dropped[name] = got
                     waiting.remove(name)
                 else:

@@ -23,7 +23,7 @@ from silodp.core.protocol.relay import DECLINED, Declined, Passed, Request, deco
 from silodp.core.query import Query
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
-from silodp.server.remote import Answers, Carrier, Remote, Told, _digest, _refuse_diverged
+from silodp.server.remote import Answers, Carrier, QuestionReport, Remote, _digest, _refuse_diverged
 
 SITE = "shuffler"
 """Under this name the shuffler's courier is another site of the engine."""
@@ -83,7 +83,9 @@ class ShuffledRemote(Remote):
                 f"but the boxes that it took were of {records} records of {len(members)}"
             )
         total = torch.from_numpy(outcome.totals).double()[None, None]
-        self._told(Told(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records)), sealed)
+        self._report(
+            QuestionReport(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records)), sealed
+        )
         self._sequence, self.pending = self._sequence + 1, None
         return Answers(total, tuple(asked[name] for name in members))
 
@@ -144,9 +146,9 @@ class ShuffledRemote(Remote):
         return encode_request(request, self._key)
 
     def _relayed(self, query: Query, sealed: Mapping[str, Sealed]) -> Passed | Declined:
-        """What the shuffler says to these boxes, journalled if it is a total; the same bytes again until the limit of the patience."""
-        frame, begin, pause, wait, last = self._request(query, sealed), time.monotonic(), 0.05, self._patience.retry, "silent"
-        while (left := self._patience.limit - (time.monotonic() - begin)) > 0:
+        """What the shuffler says to these boxes, journalled if it is a total; the same bytes again until the limit."""
+        frame, begin, pause, wait, last = self._request(query, sealed), time.monotonic(), 0.05, self._timeouts.retry, "silent"
+        while (left := self._timeouts.limit - (time.monotonic() - begin)) > 0:
             sent = time.monotonic()
             try:
                 came = self._carrier.exchange({SITE: frame}, min(wait, max(left, 1.0)))

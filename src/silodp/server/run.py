@@ -40,7 +40,7 @@ from silodp.server.plan import Plan, calibrate
 from silodp.server.progress import Progress as Record
 from silodp.server.progress import measured, measured_total
 from silodp.server.quote import Holds
-from silodp.server.remote import AGAIN, Card, Carrier, Patience, Remote, Told
+from silodp.server.remote import MAY_PASS, Card, Carrier, QuestionReport, Remote, Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.run_totals import agree_on_rule, least_of, plan_totals
 from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
@@ -139,7 +139,7 @@ class Conduct:
         *,
         key: Ed25519PrivateKey,
         quorum: int = 1,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         shuffler: Shuffler | None = None,
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
     ) -> None:
@@ -165,9 +165,9 @@ class Conduct:
             undo.callback(self._tally.record.close)
             if shuffler:
                 quorum = least_of(order.least, self._participation())
-            asking = {"run": self.run, "key": key, "patience": patience or Patience(), "quorum": quorum}
-            self._holds = Holds(cards, carrier, self._plan, **asking, told=held)
-            about: dict[str, Any] = asking | {"journal": self._journal, "told": self._tally.note, "before": self._holds.keep}
+            asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts(), "quorum": quorum}
+            self._holds = Holds(cards, carrier, self._plan, **asking, report=held)
+            about: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
             self._remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **about) if shuffler else Remote(cards, carrier, **about)
             undo.pop_all()
         self.total = order.rounds
@@ -236,17 +236,17 @@ class _Tally:
         self._totals = [(Schedule(), Schedule()) for _ in cards]  # as the server and as the shuffler sees them
         self._answered, self._dropped = Counter[str](), {card.name: Counter[str]() for card in cards}
         self._ledgers: dict[str, dict] = {}
-        self._last: Told | None = None
+        self._last: QuestionReport | None = None
         self.questions = 0
 
-    def note(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
+    def note(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
         self._last, self.questions = told, self.questions + 1
         self._answered.update(told.answered)
         for name, code in told.dropped.items():
             self._dropped[name][code] += 1
         for name, answer in answers.items():
             self._ledgers[name] = {"count": answer.count, "head": answer.head}
-        maybe = {name for name, code in told.dropped.items() if code in AGAIN or code in ("silent", "forged", "value")}
+        maybe = {name for name, code in told.dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value")}
         self.charge(told.event, maybe | answers.keys())
         self._look(told, answers)
 
@@ -262,7 +262,7 @@ class _Tally:
                     self._totals[i][0].add(bucket, own)
                     self._totals[i][1].add(bucket, own, int(own.sampling.batch(card.records)))
 
-    def _look(self, told: Told, answers: Mapping[str, Answer | Sealed]) -> None:
+    def _look(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
         used = {name: 1 - share for name, share in self.left().items()}
         line = {"round": self._iterates + 1, "used": used, "epsilon": self.spent(), "dropped": told.dropped}

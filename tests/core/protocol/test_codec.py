@@ -24,11 +24,11 @@ from silodp.core.protocol.codec import (
     Answer,
     Envelope,
     Refusal,
-    _seal,
     decode_query,
     decode_reply,
     encode_query,
     encode_reply,
+    sign_frame,
 )
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
@@ -148,7 +148,7 @@ def test_size_version_and_length_are_checked_first():
 
 
 def resigned(body: bytes) -> bytes:
-    return _seal(QUERY, VERSION, body, KEY)
+    return sign_frame(QUERY, VERSION, body, KEY)
 
 
 def rebuilt(change, query=QUERIES[0]) -> bytes:

@@ -77,11 +77,11 @@ def test_other_spellings_unsigned_frames_and_other_magics_are_refused():
     ):
         assert other != body
         with pytest.raises(Refused, match="malformed"):
-            decode_hold(frames.seal(HOLD, frames.VERSION, other, KEY))
+            decode_hold(frames.sign_frame(HOLD, frames.VERSION, other, KEY))
     with pytest.raises(Refused, match="signature"):
-        decode_hold(frames.seal(HOLD, frames.VERSION, body, None))
+        decode_hold(frames.sign_frame(HOLD, frames.VERSION, body, None))
     with pytest.raises(Refused, match="malformed"):
-        decode_hold(frames.seal(HELD, frames.VERSION, body, KEY))
+        decode_hold(frames.sign_frame(HELD, frames.VERSION, body, KEY))
     with pytest.raises(Refused, match="size"):
         decode_hold(bytes(LIMIT + 1))
 
@@ -105,6 +105,6 @@ def test_what_would_cost_a_gate_too_much_to_price_or_to_read_is_not_sent():
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_refused(raw):
-    for frame in (raw, HOLD + raw, frames.seal(HOLD, frames.VERSION, raw, KEY)):
+    for frame in (raw, HOLD + raw, frames.sign_frame(HOLD, frames.VERSION, raw, KEY)):
         with pytest.raises(Refused, match=r"size|malformed|version|signature"):
             decode_hold(frame)

@@ -60,11 +60,15 @@ def test_only_the_shufflers_signature_makes_an_outcome_and_no_frame_is_another_k
     for outcome in (TOTAL, Declined("rate")):
         assert code(decode_outcome, encode_outcome(outcome, OTHER), shuffler_key=NAME) == "signature"
     body = encode_request(ASKED, KEY)[frames.OVERHEAD :]
-    assert code(decode_request, frames.seal(REQUEST, frames.VERSION, body, None)) == "signature"
-    assert code(decode_request, frames.seal(OUTCOME, frames.VERSION, body, KEY)) == "malformed"
-    assert code(decode_request, frames.seal(REQUEST, frames.VERSION + 1, body, KEY)) == "version"
+    assert code(decode_request, frames.sign_frame(REQUEST, frames.VERSION, body, None)) == "signature"
+    assert code(decode_request, frames.sign_frame(OUTCOME, frames.VERSION, body, KEY)) == "malformed"
+    assert code(decode_request, frames.sign_frame(REQUEST, frames.VERSION + 1, body, KEY)) == "version"
     assert (
-        code(decode_outcome, frames.seal(OUTCOME, frames.VERSION, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None), shuffler_key=NAME)
+        code(
+            decode_outcome,
+            frames.sign_frame(OUTCOME, frames.VERSION, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None),
+            shuffler_key=NAME,
+        )
         == "signature"
     )
     with pytest.raises(Refused, match="size"):
@@ -107,7 +111,7 @@ def test_a_signed_body_is_read_in_one_spelling_or_not_at_all():
                     bad += generator.randbytes(generator.randint(1, 60))
                 else:
                     bad[i:i] = bad[:i]
-            sent = frames.seal(magic, frames.VERSION, bytes(bad), KEY)
+            sent = frames.sign_frame(magic, frames.VERSION, bytes(bad), KEY)
             with contextlib.suppress(Refused):
                 assert encode(decode(sent, limit=LIMIT, **options), KEY) == sent
                 read += 1

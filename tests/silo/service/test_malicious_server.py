@@ -22,7 +22,7 @@ from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.privacy.accounting import Renyi
-from silodp.core.protocol.codec import OVERHEAD, QUERY, REPLY, VERSION, Answer, Envelope, Refusal, _seal, decode_reply, encode_query
+from silodp.core.protocol.codec import OVERHEAD, QUERY, REPLY, VERSION, Answer, Envelope, Refusal, decode_reply, encode_query, sign_frame
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
@@ -115,7 +115,7 @@ class Server(random.Random):
             case 7:
                 body = bytearray(frame[OVERHEAD:])
                 body[self.randrange(8, len(body))] = self.choice(b'0123456789{}[],:"-. exn')
-                return _seal(QUERY, VERSION, bytes(body), SERVER)
+                return sign_frame(QUERY, VERSION, bytes(body), SERVER)
             case 8:
                 return self.randbytes(self.randrange(200))
         return frame

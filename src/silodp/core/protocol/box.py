@@ -26,7 +26,7 @@ from silodp.core.errors import Refused
 _MAGIC, _INFO = b"SDPC\x01", b"silodp shuffle 1 "
 _HEAD = struct.Struct("<5s32sQQQQ")
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-_SEAL = 32 + 16  # HPKE's encapsulated key and tag
+_ENCRYPTION = 32 + 16  # HPKE's encapsulated key and tag
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class Contribution:
 
 
 def box_length(dimension: int) -> int:
-    return _SEAL + _HEAD.size + 8 * dimension + 32 + 64
+    return _ENCRYPTION + _HEAD.size + 8 * dimension + 32 + 64
 
 
-def seal(contribution: Contribution, shuffler: str, pseudonym: Ed25519PrivateKey) -> bytes:
-    """The box that only the shuffler with this X25519 public key (hex) can open."""
+def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519PrivateKey) -> bytes:
+    """Signed by the pseudonym, then encrypted: the box that only the shuffler with this X25519 public key (hex) can open."""
     c = contribution
     head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, c.records, c.bits, len(c.counts))
     signed = head + np.ascontiguousarray(c.counts, "<i8").tobytes()

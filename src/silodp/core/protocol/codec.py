@@ -27,9 +27,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
-from silodp.core.protocol.frames import VERSION
-from silodp.core.protocol.frames import seal as _seal
-from silodp.core.protocol.frames import unseal as _unseal
+from silodp.core.protocol.frames import VERSION, open_frame, sign_frame
 from silodp.core.query import Query
 
 QUERY, REPLY = b"SDPQ", b"SDPR"
@@ -120,7 +118,7 @@ class Refusal:
 
 def encode_query(envelope: Envelope, private_key: Ed25519PrivateKey) -> bytes:
     """The signed frame of a query; raises BadInput where it is not a query for one run."""
-    return _seal(QUERY, envelope.version, _query_body(envelope), private_key)
+    return sign_frame(QUERY, envelope.version, _query_body(envelope), private_key)
 
 
 def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
@@ -129,7 +127,7 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
     On any bytes whatever: raises Refused("size" | "malformed" | "version" | "signature") or nothing. Nothing is parsed before the
     signature holds. Whether the values make sense, and whether the asker is anybody, is for the policy and the gate to say.
     """
-    body, key = _unseal(frame, QUERY, limit)
+    body, key = open_frame(frame, QUERY, limit)
     if key is None:
         raise Refused("signature")
     return _parsed(body, _read_query, _query_body), key, hashlib.sha256(body).hexdigest()
@@ -183,12 +181,12 @@ def _read_query(fields: dict, tensors: dict[str, np.ndarray]) -> Envelope:
 
 def encode_reply(reply: Answer | Sealed | Refusal, private_key: Ed25519PrivateKey | None = None) -> bytes:
     """The frame of an answer or a refusal, signed by the silo where it has a key. Its length tells nothing but d and public names."""
-    return _seal(REPLY, VERSION, _reply_body(reply), private_key)
+    return sign_frame(REPLY, VERSION, _reply_body(reply), private_key)
 
 
 def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> Answer | Sealed | Refusal:
     """A silo's reply; raises Refused as `decode_query` does. With `silo_key` (hex) only a reply signed by that key is accepted."""
-    body, key = _unseal(frame, REPLY, limit)
+    body, key = open_frame(frame, REPLY, limit)
     if silo_key is not None and key != silo_key:
         raise Refused("signature")
     return _parsed(body, _read_reply, _reply_body)

@@ -15,8 +15,8 @@ OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 
 
-def seal(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey | None) -> bytes:
-    """The frame, signed where there is a key."""
+def sign_frame(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey | None) -> bytes:
+    """The frame, signed where there is a key; nothing in it is encrypted."""
     signed = magic + version.to_bytes(1)
     key, signature = _UNSIGNED
     if private_key is not None:
@@ -24,7 +24,7 @@ def seal(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey
     return signed + key + signature + len(body).to_bytes(8, "little") + body
 
 
-def unseal(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
+def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
     """The body of a frame and the key whose signature it bears; None for the all-zero key and signature of an unsigned one.
 
     On any other bytes whatever: Refused("size" | "malformed" | "version" | "signature").

@@ -18,7 +18,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.protocol.codec import _SAMPLINGS, _coins, _hash, _integer, _json, _name, _pack, _real, _unpack, _unpack_mechanism
-from silodp.core.protocol.frames import OVERHEAD, VERSION, seal, unseal
+from silodp.core.protocol.frames import OVERHEAD, VERSION, open_frame, sign_frame
 
 HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18
@@ -73,7 +73,7 @@ class HoldReply:
 
 def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519PrivateKey) -> bytes:
     """The signed frame; BadInput where the run has more events than a frame holds."""
-    frame = seal(HOLD, VERSION, _request_body(request), private_key)
+    frame = sign_frame(HOLD, VERSION, _request_body(request), private_key)
     if len(frame) > LIMIT:
         raise BadInput(f"the run has {len(getattr(request, 'events', ()))} different events, more than a hold can name; use fewer batches")
     return frame
@@ -81,19 +81,19 @@ def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519Priva
 
 def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
     """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
-    body, key = unseal(frame, HOLD, LIMIT)
+    body, key = open_frame(frame, HOLD, LIMIT)
     if key is None:
         raise Refused("signature")
     return _parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
 def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
-    return seal(HELD, VERSION, _reply_body(reply), private_key)
+    return sign_frame(HELD, VERSION, _reply_body(reply), private_key)
 
 
 def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
     """What the silo with this key has signed; on any other bytes Refused, as `decode_hold`."""
-    body, key = unseal(frame, HELD, LIMIT)
+    body, key = open_frame(frame, HELD, LIMIT)
     if key != silo_key:
         raise Refused("signature")
     return _parsed(body, _read_reply, _reply_body)

@@ -101,24 +101,24 @@ def outcome_length(dimension: int, boxes: int) -> int:
 
 
 def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.seal(REQUEST, frames.VERSION, _request_body(request), private_key)
+    return frames.sign_frame(REQUEST, frames.VERSION, _request_body(request), private_key)
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
     """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" | "version" | "signature")."""
-    body, key = frames.unseal(frame, REQUEST, limit)
+    body, key = frames.open_frame(frame, REQUEST, limit)
     if key is None:
         raise Refused("signature")
     return _parsed(body, _read_request, _request_body), key
 
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.seal(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
+    return frames.sign_frame(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
     """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused as `decode_request`."""
-    body, key = frames.unseal(frame, OUTCOME, limit)
+    body, key = frames.open_frame(frame, OUTCOME, limit)
     if key != shuffler_key:
         raise Refused("signature")
     return _parsed(body, _read_outcome, _outcome_body)

@@ -21,7 +21,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.totals import Totals
-from silodp.core.protocol.box import Contribution, box_length, open_box, seal
+from silodp.core.protocol.box import Contribution, box_length, encrypt_box, open_box
 from silodp.core.protocol.codec import Sealed, decode_reply
 from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_request
 from silodp.core.query import Query
@@ -173,7 +173,7 @@ class Member(Silo):
     def second(self) -> bytes:
         """Another box of its own for the first round, as no gate would make it."""
         first = self.sent("one")
-        return seal(replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym)
+        return encrypt_box(replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym)
 
 
 def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:

@@ -28,7 +28,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.problem.problem import Problem
-from silodp.core.protocol.box import Contribution, seal
+from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
 from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
@@ -220,7 +220,7 @@ class Door:
         (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
         demanded, bits = mechanism.contributions + shuffling.colluding, mechanism.levels + mechanism.noise_bits
         contribution = Contribution(envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy())
-        return seal(contribution, shuffling.shuffler, pseudonym)
+        return encrypt_box(contribution, shuffling.shuffler, pseudonym)
 
 
 class Charges:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled, shuffle
-from silodp.core.protocol.box import Contribution, seal
+from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import Answer, Envelope, Sealed, decode_query, decode_reply, encode_reply
 from silodp.core.protocol.relay import Passed, Request
 from silodp.core.query import Query, Release
@@ -110,7 +110,7 @@ class DemandsNothing(Door):
         assert isinstance(mechanism, Shuffled)
         (shuffling, pseudonym), bits = self._shuffling, mechanism.levels + mechanism.noise_bits
         own = int(mechanism.sampling.batch(self._n))
-        return seal(Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()), shuffling.shuffler, pseudonym)
+        return encrypt_box(Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()), shuffling.shuffler, pseudonym)
 
 
 class FreshBox(Door):

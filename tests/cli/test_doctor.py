@@ -62,7 +62,7 @@ def test_it_says_the_same_to_people(monkeypatch, capsys, tmp_path):
 
 
 def test_the_libraries_it_looks_for_and_the_pinned_engines_are_those_of_the_package():
-    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     needed = dict(re.findall(r'^    "([\w-]+)>=([\d.]+)",$', text, re.MULTILINE))
     assert needed == doctor.NEEDED
     assert all(f'{extra} = ["{package}=={pinned}"' in text for extra, (package, pinned) in doctor.ENGINES.items())

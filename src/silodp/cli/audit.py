@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
-
-out = Console(highlight=False)
 
 
 def audit(
@@ -31,7 +27,7 @@ def audit(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="For --one-run: where MNIST or CIFAR-10 lie.")] = None,
     seed: Annotated[int, typer.Option(help="Seeds of the simulated runs start here.")] = 0,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Attacks the code that users run: what an adversary really learns about one record, next to what is claimed.
 
@@ -72,19 +68,19 @@ def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: in
     report.write(rows, folder, answers)
     if as_json:
         flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
-        print(json.dumps({"rows": flat, "answers": answers, "failed": failed, "folder": str(folder)}))
+        dump({"rows": flat, "answers": answers, "failed": failed, "folder": str(folder)})
     else:
-        out.print(report.table(rows))
+        show(report.table(rows))
         for gap in dict.fromkeys(row["gap"] for row in rows if row["gap"]):
             named = ", ".join(dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap))
-            out.print(f"Below the claim must stay {named}: {gap}.")
+            say(f"Below the claim must stay {named}: {gap}.")
         if weak := [f"{report.name_of(row)} at {row['claimed_epsilon']:g}" for row in rows if not row["sees"]]:
-            out.print(f"Too few runs to see it, were the noise that of a claim {FACTOR:g} times as large: {'; '.join(weak)}.")
+            say(f"Too few runs to see it, were the noise that of a claim {FACTOR:g} times as large: {'; '.join(weak)}.")
         if answers:
-            out.print(report_answers.table(answers))
+            show(report_answers.table(answers))
         for says in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:
-            out.print(f"ALARM: {says}", style="bold red")
-        out.print(f"Everything is in {folder}: audit.csv, curves.csv, audit.png, audit.svg{', answers.csv' if answers else ''}.")
+            say(f"ALARM: {says}", style="bold red")
+        say(f"Everything is in {folder}: audit.csv, curves.csv, audit.png, audit.svg{', answers.csv' if answers else ''}.")
     _leave(any(row["alarm"] for row in [*rows, *answers]) or bool(failed))
 
 
@@ -97,17 +93,13 @@ def _mutants(seed: int, *, as_json: bool) -> None:
     rows, shipped = examine_all(seed, quiet=as_json)
     caught = sum(row["caught"] for row in rows)
     if as_json:
-        print(json.dumps({"rows": rows, "shipped": {"passes": not shipped, "caught_by": shipped}}))
+        dump({"rows": rows, "shipped": {"passes": not shipped, "caught_by": shipped}})
     else:
-        table = Table(title=f"{caught} of {len(rows)} planted mistakes were caught")
-        for column in ("mutant", "caught", "by", "what the first probe says"):
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(row["mutant"], "yes" if row["caught"] else "NO", row["caught_by"], row["says"])
-        out.print(table)
-        out.print("The pipeline as shipped passes every probe." if not shipped else "The pipeline as shipped FAILS:")
+        cells = ((row["mutant"], "yes" if row["caught"] else "NO", row["caught_by"], row["says"]) for row in rows)
+        show(table("mutant|caught|by|what the first probe says", cells, title=f"{caught} of {len(rows)} planted mistakes were caught"))
+        say("The pipeline as shipped passes every probe." if not shipped else "The pipeline as shipped FAILS:")
         for probe, reason in shipped.items():
-            out.print(f"  {probe}: {reason}")
+            say(f"  {probe}: {reason}")
     _leave(caught < len(rows) or bool(shipped))
 
 
@@ -124,16 +116,15 @@ def _one_run(
         settings = schedule(find(name), rounds=rounds, phase=min(5, rounds), local_steps=2, inner=min(5, rounds), restarts=1, slope=1.0)
         rows += [onerun.one_run(onerun.OneRun(name, settings, e, **order), x, y, classes, seed=seed) for e in epsilons]
     if as_json:
-        print(json.dumps({"rows": rows}))
+        dump({"rows": rows})
     else:
-        table = Table(title=f"One run with {order['canaries']} canaries among {len(y)} records")
-        for column in ("algorithm", "claim", "refuted at 95 %", "right guesses", "alarm"):
-            table.add_column(column)
-        for row in rows:
-            guesses = f"{row['correct']} of {row['guesses']}"
-            table.add_row(row["algorithm"], f"{row['claimed_epsilon']:g}", f"{row['empirical_epsilon']:.2f}", guesses, str(row["alarm"]))
-        out.print(table)
-        out.print("One run shows less than thousands do: the bound is far below a sound claim, and above a badly broken one.")
+        cells = (
+            (row["algorithm"], f"{row['claimed_epsilon']:g}", f"{row['empirical_epsilon']:.2f}", f"{row['correct']} of {row['guesses']}", row["alarm"])
+            for row in rows
+        )  # fmt: skip
+        title = f"One run with {order['canaries']} canaries among {len(y)} records"
+        show(table("algorithm|claim|refuted at 95 %|right guesses|alarm", cells, title=title))
+        say("One run shows less than thousands do: the bound is far below a sound claim, and above a badly broken one.")
     _leave(any(row["alarm"] for row in rows))
 
 

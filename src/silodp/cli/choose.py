@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
 
-out = Console(highlight=False)
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
 WORDS = {
     "isrl": "nobody is trusted: what a silo sends is private already",
@@ -32,13 +26,6 @@ Advise = Annotated[
     bool,
     typer.Option("--advise", help="Say which algorithm, settings and trust to use, and what to expect, by simulation on synthetic data."),
 ]
-
-
-@contextmanager
-def progress(words: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    with Progress(TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
-        task = bar.add_task(words, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 # --- plan --advise ---------------------------------------------------------------------------------------------------------------
@@ -65,35 +52,32 @@ def advise(
     shape = Shape(records, features, classes, model, epsilon, delta, signal_by_name(signal))
     with interruptible("no record was read, and nothing is kept"), progress("simulating", quiet=as_json) as tick:
         answer = advice(shape, spread, tick=tick)
-    if as_json:
-        print(json.dumps(answer))
-        return
-    _show_advice(answer)
+    dump(answer) if as_json else _show_advice(answer)
 
 
-def _show_advice(answer: dict) -> None:
+def _show_advice(answer: dict[str, Any]) -> None:
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
-    table = Table(title="What to expect, on synthetic data")
     entries = [e for e in answer["trusts"].values() if "refused" not in e]
     settings = [k for k in ("rounds", "phase", "clip", "step", "slope", "noise_std") if any(k in e for e in entries)]
-    for column in ("trust", "algorithm", *settings, "accuracy"):
-        table.add_column(column.replace("_", " "), justify="left" if column in ("trust", "algorithm") else "right", no_wrap=True)
-    for e in entries:
-        cells = (f"{e[k]:.3g}" if k in e else "" for k in settings)
-        table.add_row(e["trust"], e["algorithm"], *cells, f"{100 * e['accuracy']:.1f} ± {100 * e['run_to_run']:.1f} %")
-    out.print(table)
-    out.print(
+    columns = "|".join(["trust!", "algorithm!", *(f"{k.replace('_', ' ')}>!" for k in settings), "accuracy>!"])
+    rows = (
+        (e["trust"], e["algorithm"], *(f"{e[k]:.3g}" if k in e else "" for k in settings),
+         f"{100 * e['accuracy']:.1f} ± {100 * e['run_to_run']:.1f} %")
+        for e in entries
+    )  # fmt: skip
+    show(table(columns, rows, title="What to expect, on synthetic data"))
+    say(
         f"Accuracy is simulated on synthetic records, of which the best possible model gets {100 * answer['signal']:.0f} % right, guessing "
         f"{100 * answer['majority']:.0f} %, and the same model without noise {100 * answer['not_private']:.1f} %; yours may be harder or easier (--signal)."
     )
     for trust, entry in answer["trusts"].items():
         if "refused" in entry:
-            out.print(f"Trust {trust} has no plan for this: {entry['refused']}.")
+            say(f"Trust {trust} has no plan for this: {entry['refused']}.")
         if entry.get("enough", True):
             continue
-        out.print(f"[red]Not enough records for this epsilon[/red] with trust {trust}: the model would be no better than guessing.")
+        say(f"Not enough records for this epsilon with trust {trust}: the model would be no better than guessing.", style="red")
         if (needed := entry.get("needed")) is None:
             continue
         ways = []
@@ -102,21 +86,19 @@ def _show_advice(answer: dict) -> None:
             ways.append(f"about {fewest if fewest == most else f'{fewest} to {most}'} records a silo at this epsilon")
         if needed["epsilon"]:
             ways.append(f"about epsilon {needed['epsilon']:.2g} with the records that there are")
-        out.print(
-            f"  Enough would be {', or '.join(ways)}." if ways else "  Not even 700 times as many records, or epsilon 50, would be enough."
-        )
+        say(f"  Enough would be {', or '.join(ways)}." if ways else "  Not even 700 times as many records, or epsilon 50, would be enough.")
     if trust := answer["advised"]:
         entry = answer["trusts"][trust]
         phase = f", phase {entry['phase']}, slope {entry['slope']:g}" if "phase" in entry else ""
-        out.print(
+        say(
             f"Advice: trust {trust} ({WORDS[trust]}), {entry['algorithm']}, {entry['rounds']} rounds{phase}, "
             f"clip {entry['clip']:g}, step {entry['step']:g}."
         )
     else:
-        out.print("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
+        say("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
     for silo in answer["gives_up"]:
         mu = f" (mu = {shown(silo['mu'])})" if "mu" in silo else ""
-        out.print(
+        say(
             f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {rounded_up(silo['delta'])}{mu}: "
             f"who knows all but one record and asks whether it is this one or another, finds at most {100 * silo['true_positives']:.1f} % "
             f"of those that are there at {100 * silo['false_positives']:g} % false alarms, and from a prior of 50 % is right at most "
@@ -159,7 +141,7 @@ def tune(
     seed: Annotated[int | None, typer.Option(help="Fixes all randomness: for research only, since known noise protects nobody.")] = None,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where MNIST or CIFAR-10 lie.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; by default runs/tune.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Settings for a private run: free on public or synthetic data, and with an honest price on the silos' own.
 
@@ -175,10 +157,8 @@ def tune(
     from silodp.lab.planning import check_seed
 
     check_seed(seed)
-    ranges = lab.Ranges(
-        *(tuple(given) if given else getattr(lab.Ranges, name) for name, given in (("rounds", rounds), ("phases", phase), ("steps", step), ("clips", clip))),
-        slope=slope,
-    )  # fmt: skip
+    given = {"rounds": rounds, "phases": phase, "steps": step, "clips": clip}
+    ranges = lab.Ranges(slope=slope, **{name: tuple(values) for name, values in given.items() if values})
     names = tuple(classes.split(",")) if classes else ()
     folder = out_dir or Path("runs") / "tune"
     if trials < 1:
@@ -197,10 +177,7 @@ def tune(
             shape = _shape(records, silos, features, len(names) or 2, model, epsilon, signal) if records else None
             search = lab.FreeSearch(epsilon, model, ranges, data, shape, tuple(map(str, public or ())), label, names, trials)
             answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
-    if as_json:
-        print(json.dumps(answer))
-        return
-    _show_tuning(answer)
+    dump(answer) if as_json else _show_tuning(answer)
 
 
 def _shape(records: list[int], silos: int | None, features: int | None, classes: int, model: str, epsilon: float, signal: str):
@@ -237,32 +214,28 @@ def _show_tuning(answer: dict) -> None:
 
     figure = "test_error" if answer["free"] else "score"
     columns = ("algorithm", "rounds", "phase", "step", "clip", "slope", *([figure] if figure in answer["candidates"][0] else []))
-    table = Table(title="Candidates")
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="left" if column == "algorithm" else "right")
-    for row in answer["candidates"]:
-        cells = [row.get(c, "") for c in columns]
-        table.add_row(*(c if isinstance(c, str) else f"{c:.4g}" for c in cells), style="bold" if _same(row, answer["chosen"]) else None)
-    out.print(table)
-    chosen = answer["chosen"]
+    headings = "|".join(column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns)
+    chosen, candidates = answer["chosen"], answer["candidates"]
+    rows = ([c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)] for row in candidates)
+    show(table(headings, rows, title="Candidates", styles=("bold" if _same(row, chosen) else None for row in candidates)))
     words = ", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in chosen.items() if v is not None)
-    out.print(f"Chosen: {words}.")
+    say(f"Chosen: {words}.")
     if answer["free"]:
-        out.print("No silo's record was read: this cost no privacy.")
+        say("No silo's record was read: this cost no privacy.")
     else:
         for silo in answer["price"]:
-            out.print(
+            say(
                 f"{silo['name']}: spent epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} "
                 f"at delta {rounded_up(silo['delta'])}, in total."
             )
         if answer["trust"] == "isrl":
-            out.print("The server sees every candidate's run, so all of them are paid for. Training with the chosen settings spends again.")
+            say("The server sees every candidate's run, so all of them are paid for. Training with the chosen settings spends again.")
         else:
-            out.print(
+            say(
                 f"Price of the best of a secret number of runs ({answer['mean_runs']:.3g} on average), for whoever sees nothing else. "
                 "The other runs, their scores and their number were deleted; the curator has seen all records."
             )
-    out.print(f"Settings: {answer['settings']}")
+    say(f"Settings: {answer['settings']}")
 
 
 def _same(row: dict, chosen: dict) -> bool:

@@ -37,20 +37,26 @@ def say(*sentences: str, style: str | None = None) -> None:
         out.print(sentence, style=style)
 
 
-def show(
-    columns: str, rows: Iterable[Iterable[Any]], *, title: str | None = None, plain: bool = False, styles: Iterable[str | None] = ()
-) -> None:
-    """A table. `columns` are the headings, separated by "|"; a heading that ends in ">" is set flush right, one in "<" or nothing left.
+def table(
+    columns: str, rows: Iterable[Iterable[Any]], *, title: str | None = None, box: bool = True, styles: Iterable[str | None] = ()
+) -> Table:
+    """A table for `show`. `columns` are the headings between "|": one that ends in ">" is set flush right, and one that ends in "!" never wraps.
 
-    `styles` are those of the rows, in order; `plain` draws no box.
+    `styles` are those of the rows, in order.
     """
-    table = Table(title=title, box=None, pad_edge=False) if plain else Table(title=title)
+    made = Table(title=title) if box else Table(title=title, box=None, pad_edge=False)
     for heading in columns.split("|"):
-        table.add_column(heading.rstrip("<>"), justify="right" if heading.endswith(">") else "left", overflow="fold")
+        right, whole = heading.rstrip("!").endswith(">"), heading.endswith("!")
+        made.add_column(heading.rstrip(">!"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
     of_rows = iter(styles)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row), style=next(of_rows, None))
-    out.print(table, soft_wrap=False)
+        made.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row), style=next(of_rows, None))
+    return made
+
+
+def show(*tables: Table) -> None:
+    for one in tables:
+        out.print(one, soft_wrap=False)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
-import json
 import os
 import socket
 import sqlite3
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from silodp.cli.console import Json, dump, out, say
 from silodp.core.errors import BadInput
 
 NEEDED = {
@@ -34,8 +33,6 @@ PYTHON, SQLITE = (3, 11), (3, 37, 0)
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_SOCKET = 100
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
-
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Finding:
 
 def doctor(
     folder: Annotated[Path, typer.Option(help="Where ledgers and runs will be kept.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Can this machine run silodp? Every check is green, yellow (works, but read the sentence) or red. Exit code 0, or 1 if any is red.
 
@@ -63,12 +60,12 @@ def doctor(
     findings = [found for check in CHECKS for found in _tried(check, folder)]
     red = any(found.status == "red" for found in findings)
     if as_json:
-        print(json.dumps({"ok": not red, "checks": [asdict(found) for found in findings]}))
+        dump({"ok": not red, "checks": [asdict(found) for found in findings]})
     else:
         for found in findings:
             out.print(f"{found.status:6}", style=found.status, end="")
             out.print(f" {found.name}: {found.said}{f' {found.fix}' if found.fix else ''}")
-        out.print("Something above is red." if red else "Nothing is red: silodp can run here.")
+        say("Something above is red." if red else "Nothing is red: silodp can run here.")
     raise typer.Exit(1 if red else 0)
 
 

@@ -12,24 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from silodp.cli import console
+from silodp.cli.console import Json, dump, group, say, show, table
 from silodp.core.errors import BadInput
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
 
 if TYPE_CHECKING:
     from silodp.silo.ledger.durable import DurableLedger, Entry
 
-ledger = console.group("The budget of a data set: what was asked, what it cost, what is left.")
-out = Console(highlight=False, markup=False, emoji=False)  # names come from outside
+ledger = group("The budget of a data set: what was asked, what it cost, what is left.")
 
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
 Anchor = Annotated[
     Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not where it was made; best on another disk.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 
 
 @ledger.command()
@@ -72,19 +68,15 @@ def create(
         anchor=anchor,
     )
     if as_json:
-        print(json.dumps(summary_of(made)))
-        return
-    out.print(
+        return dump(summary_of(made))
+    say(
         f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {rounded_up(budget.delta)}, {rule} rule; nothing is spent.",
-        soft_wrap=True,
-    )
-    out.print(
-        f"Its count and head hash are kept in {made.anchor}" + ("." if anchor else "; --anchor puts them on another disk."), soft_wrap=True
+        f"Its count and head hash are kept in {made.anchor}" + ("." if anchor else "; --anchor puts them on another disk."),
     )
 
 
-@ledger.command()
-def show(
+@ledger.command("show")
+def show_ledger(
     path: LedgerFile,
     last: Annotated[int, typer.Option(help="How many of the latest queries to list.", min=0)] = 20,
     anchor: Anchor = None,
@@ -100,40 +92,24 @@ def show(
     opened = _open(path, anchor)
     summary, queries = summary_of(opened), queries_of(opened)
     if as_json:
-        print(json.dumps(summary | {"queries": queries}))
-        return
-    out.print(f"{path}: {said_of(summary)}", soft_wrap=True)
-    out.print(f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
+        return dump(summary | {"queries": queries})
+    say(f"{path}: {said_of(summary)}", f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
     for hold in summary["holds"]:
-        out.print(
-            f"{rounded_up(100 * hold['share'], 1, 'f')} % is held for run {hold['run']} of {hold['asker']}, for {hold['seconds']:.0f} seconds "
-            "more; it is not spent.",
-            soft_wrap=True,
-        )
+        share = rounded_up(100 * hold["share"], 1, "f")
+        say(f"{share} % is held for run {hold['run']} of {hold['asker']}, for {hold['seconds']:.0f} seconds more; it is not spent.")
     if not queries:
-        out.print("Nothing has been asked yet.")
-        return
-    shown = queries[len(queries) - last :] if last < len(queries) else queries
-    table = Table(title=f"{len(queries)} questions" + (f", the latest {len(shown)}" if len(shown) < len(queries) else ""))
-    for column in ("entry", "when (UTC)", "who asked", "run", "what", "cost", "left after", "answer"):
-        numbers = column in ("entry", "cost", "left after")
-        table.add_column(column, justify="right" if numbers else "left", no_wrap=numbers or column.startswith("when"), overflow="fold")
-    for q in shown:
-        row = (
-            f"{q['entry']}",
-            q["time"][:16].replace("T", " "),
-            q["asker"],
-            q["run"],
-            q["kind"],
-            f"{rounded_up(100 * q['cost'], 3, 'f')}%",
-            left_of(1 - q["left"], 2),
-            q["answer"],
-        )
-        table.add_row(*row)
-    out.print(table)
-    out.print(HOLDS, soft_wrap=True)
+        return say("Nothing has been asked yet.")
+    latest = queries[len(queries) - last :] if last < len(queries) else queries
+    rows = (
+        (q["entry"], q["time"][:16].replace("T", " "), q["asker"], q["run"], q["kind"], f"{rounded_up(100 * q['cost'], 3, 'f')}%",
+         left_of(1 - q["left"], 2), q["answer"])
+        for q in latest
+    )  # fmt: skip
+    title = f"{len(queries)} questions" + (f", the latest {len(latest)}" if len(latest) < len(queries) else "")
+    show(table("entry>!|when (UTC)!|who asked|run|what|cost>!|left after>!|answer", rows, title=title))
+    say(HOLDS)
     if changes := [e for e in opened.entries() if e.act == "records"]:
-        out.print(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
+        say(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
 
 
 @ledger.command()
@@ -153,9 +129,8 @@ def release(
     found = [o.hold for o in reserve.listed(opened) if run in (None, o.hold.run)]
     ended = reserve.release(opened, [hold.id for hold in found])
     if as_json:
-        print(json.dumps({"released": ended, "runs": [hold.run for hold in found]}))
-        return
-    out.print(f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held.")
+        return dump({"released": ended, "runs": [hold.run for hold in found]})
+    say(f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held.")
 
 
 @ledger.command()
@@ -171,15 +146,11 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
     except BadInput as error:
         if not as_json:
             raise
-        print(json.dumps({"ok": False, "why": str(error)}))
+        dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
     if as_json:
-        print(json.dumps({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)}))
-        return
-    out.print(
-        f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}.",
-        soft_wrap=True,
-    )
+        return dump({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)})
+    say(f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}.")
 
 
 @ledger.command()
@@ -199,8 +170,7 @@ def export(
     opened = _open(path, anchor)
     rows = [_row(entry) for entry in opened.entries()]
     if as_json and out_file is None:
-        print(json.dumps(summary_of(opened) | {"entries": rows}))
-        return
+        return dump(summary_of(opened) | {"entries": rows})
     try:
         with out_file.open("x", newline="") if out_file else nullcontext(sys.stdout) as file:
             _write(rows, form, file)
@@ -208,10 +178,10 @@ def export(
         raise BadInput(f"{out_file} exists already; choose another name for --out") from None
     except OSError as error:
         raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
-    if out_file:
-        print(json.dumps({"entries": len(rows), "file": str(out_file)})) if as_json else out.print(
-            f"{len(rows)} entries are in {out_file}."
-        )
+    if out_file and as_json:
+        dump({"entries": len(rows), "file": str(out_file)})
+    elif out_file:
+        say(f"{len(rows)} entries are in {out_file}.")
 
 
 def _open(path: Path, anchor: Path | None) -> DurableLedger:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from silodp.cli.console import Json, dump, say
 from silodp.core.errors import BadInput
 
 MARK = b": report</title><style>"
@@ -26,7 +26,7 @@ def report(
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.")] = None,
     mlflow: Annotated[Path | None, typer.Option(help="Also write settings and curves as an MLflow run into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
+    as_json: Json = False,
 ) -> None:
     """One page that stands alone, to read, print and sign: what was trained, what it cost, what was not protected.
 
@@ -48,9 +48,9 @@ def report(
         _put(page, written(found, rows))
     except OSError as error:
         raise BadInput(f"{page} cannot be written ({error.strerror}); choose another with --out") from None
-    print(
-        json.dumps({"page": str(page), "run_sha256": runs.fingerprint(run)}) if as_json else f"Wrote {page}: it stands alone, and prints."
-    )
+    if as_json:
+        return dump({"page": str(page), "run_sha256": runs.fingerprint(run)})
+    say(f"Wrote {page}: it stands alone, and prints.")
 
 
 def _ours(page: Path) -> bool:
@@ -81,6 +81,7 @@ def ui(
     port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)] = 8377,
     token: Annotated[Path | None, typer.Option(help="File with the token that lets a gate be paused; made if it is not there.")] = None,
     host: Annotated[str, typer.Option(help="This machine only: 127.0.0.1, localhost or ::1.")] = "127.0.0.1",
+    as_json: Json = False,
 ) -> None:
     """Look at runs, also while they train, in a browser on this machine; at a silo also at its gate.
 
@@ -107,11 +108,11 @@ def ui(
         from silodp.silo.service.page import GatePage
 
         tabs = [("The gate", "/silo")]
-        routes = GatePage(silo, _token(token), [*([("Runs", "/")] if root else []), *tabs]).routes()
+        routes = GatePage(silo, _token(token, quiet=as_json), [*([("Runs", "/")] if root else []), *tabs]).routes()
     listener = _bound(host, port)
     app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"Open http://{shown}:{listener.getsockname()[1]}/ in a browser on this machine; Ctrl-C ends it.", flush=True)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+    dump({"address": address}) if as_json else print(f"Open {address} in a browser on this machine; Ctrl-C ends it.", flush=True)
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
 
 
@@ -132,7 +133,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _token(path: Path | None) -> str | None:
+def _token(path: Path | None, *, quiet: bool = False) -> str | None:
     """The token in a file that only its owner may read; a new one where there is no file."""
     if path is None:
         return None
@@ -140,7 +141,8 @@ def _token(path: Path | None) -> str | None:
         if not path.exists():
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
-            print(f"Wrote a new token to {path}.")
+            if not quiet:
+                say(f"Wrote a new token to {path}.")
         if path.stat().st_mode & 0o077:
             raise BadInput(f"others can read {path}; make it yours alone with chmod 600")
         found = path.read_text("utf-8").strip()

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from silodp.cli.console import Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import TYPES
-
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 FILE = "silodp.toml"
 PATHS = ("schema", "silo", "test", "model")
@@ -188,6 +186,7 @@ def init(
     model: Annotated[str | None, typer.Option(help="linear, logistic, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
     seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Start a project: silodp.toml, schema.toml, model.py and a README with the next commands. Writes over nothing.
 
@@ -201,6 +200,7 @@ def init(
     if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|mlp:[1-9]\d*", word):
         raise BadInput(f"model {model!r} is unknown; use linear, logistic, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py")
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
+    left_out = 0
     if demo:
         from silodp.silo.data import demo as made_up
 
@@ -209,22 +209,26 @@ def init(
     else:
         said = dict(map(_typed, types or ()))
         known = [*said, *(name.strip() for name in columns.split(",") if name.strip()), *([label] if label else [])]
-        files["schema.toml"] = draft(_names(source, known), said, label)
+        names, left_out = _names(source, known)
+        files["schema.toml"] = draft(names, said, label)
     silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")
     test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
     if word == "model.py:build":
         files["model.py"] = MODEL
     _write(folder, files)
-    out.print(f"Wrote {', '.join(sorted(files))} in {folder}.")
+    if as_json:
+        return dump({"folder": str(folder), "files": sorted(files), "draft": not demo, "columns_left_out": left_out})
+    if left_out:
+        say(f"Columns of {source} that were not named, and are not in the draft: {left_out}. Add them by --type or --columns, or by hand.")
+    say(f"Wrote {', '.join(sorted(files))} in {folder}.")
     if demo:
-        out.print(f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}")
-        return
-    out.print(
+        return say(f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}")
+    say(
         "schema.toml is a draft: fill in types, ranges, categories and the task from public knowledge. Nothing of them was, or may be, read "
-        "off the data."
+        "off the data.",
+        f"Then list the silos' files in {folder / FILE}, and: silodp train --project {folder}",
     )
-    out.print(f"Then list the silos' files in {folder / FILE}, and: silodp train --project {folder}")
 
 
 def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
@@ -239,13 +243,13 @@ def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     return "\n".join(lines) + LABEL.format(column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN)
 
 
-def _names(source: Path | None, known: list[str]) -> list[str]:
-    """The names that the user gave, in the header's order. No other goes into the draft, which is public, or into a sentence: what stands
+def _names(source: Path | None, known: list[str]) -> tuple[list[str], int]:
+    """The names that the user gave, in the header's order, and how many others there are. No other goes into the draft, which is public, or into a sentence: what stands
     first in a file without a header is a record."""
     if source is None:
         if known:
             raise BadInput(f"--type, --columns and --label name columns of a file, here {known[0]!r}; give --from FILE, which has them")
-        return []
+        return [], 0
     from silodp.silo.data.files import header
 
     names = header(source)
@@ -258,11 +262,7 @@ def _names(source: Path | None, known: list[str]) -> list[str]:
     for name in known:
         if name not in names:
             raise BadInput(f"{source} has no column {name!r} in its first line; is that line a header of names, separated by commas?")
-    if left := len(set(names) - set(known)):
-        out.print(
-            f"Columns of {source} that were not named, and are not in the draft: {left}. Add them by --type or --columns, or by hand."
-        )
-    return [name for name in names if name in known]
+    return [name for name in names if name in known], len(set(names) - set(known))
 
 
 def _typed(word: str) -> tuple[str, str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from silodp.cli import choose
+from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import DataDir, Json, Out, Rounds, positive
+from silodp.cli.options import DataDir, Out, Rounds, positive
 from silodp.core.errors import BadInput
-
-out = Console(highlight=False)
 
 
 def compare(
@@ -55,22 +53,20 @@ def compare(
         for of in ("spider", "spider-diff")
     }
     if as_json:
-        print(json.dumps({"rows": rows, "improvement_percent": gains, "note": lab.NOTE, "folder": str(folder)}))
-        return
-    for table in _comparison_tables(rows, epsilons):
-        out.print(table)
+        return dump({"rows": rows, "improvement_percent": gains, "note": lab.NOTE, "folder": str(folder)})
+    show(*_comparison_tables(rows, epsilons))
     tuned = (r for r in rows if r["curve"] == "spider")
     phases = ", ".join(
         "1" if r["algorithm"] == "mb-sgd" else f"{r['settings']['phase']:g}" if r["algorithm"] == "spider" else "alternate" for r in tuned
     )
-    out.print(f"SPIDER is tuned over the phases of this study, phase 1 (which is MB-SGD) included; training loss chose {phases}.")
-    out.print("Average relative difference of SPIDER's test error, tuned over these phases / over those above 1:")
+    say(f"SPIDER is tuned over the phases of this study, phase 1 (which is MB-SGD) included; training loss chose {phases}.")
+    say("Average relative difference of SPIDER's test error, tuned over these phases / over those above 1:")
     paper = {"mb-sgd": "MB-SGD (the paper found 1.72 % lower)", "local-sgd": "Local SGD (the paper found 6.06 % lower)"}
     for over in gains["spider"]:
         both = " / ".join(_lower(gains[of][over]) for of in gains)
-        out.print(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
-    out.print(lab.NOTE)
-    out.print(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
+        say(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
+    say(lab.NOTE)
+    say(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
 
 
 def reproduce(
@@ -116,15 +112,12 @@ def reproduce(
             paper = set(studies.PAPER) <= set(study.methods)
             shown.append({"figure": name, "folder": str(folder / name), "reading": reading(rows, study) if paper else "", "rows": rows})
     if as_json:
-        print(json.dumps({"figures": shown, "note": lab.NOTE}))
-        return
+        return dump({"figures": shown, "note": lab.NOTE})
     for entry in shown:
-        out.print(f"{entry['figure']}: {entry['reading']}\n  {entry['folder']}: results.csv, figure.csv, figure.png, figure.svg.")
+        say(f"{entry['figure']}: {entry['reading']}\n  {entry['folder']}: results.csv, figure.csv, figure.png, figure.svg.")
     if len(shown) < len(found):
-        out.print(
-            f"{len(found) - len(shown)} of {len(found)} studies wait for the other shards; run the command on all of them in one folder."
-        )
-    out.print(lab.NOTE)
+        say(f"{len(found) - len(shown)} of {len(found)} studies wait for the other shards; run the command on all of them in one folder.")
+    say(lab.NOTE)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -137,6 +130,7 @@ def _shard(text: str) -> tuple[int, int]:
 def gallery(
     runs: Annotated[Path, typer.Option(help="Where `silodp reproduce` has put its folders.")] = Path("runs/reproduce"),
     docs: Annotated[Path, typer.Option(help="Where the pages, and the tables and figures beside them, are kept.")] = Path("docs"),
+    as_json: Json = False,
 ) -> None:
     """Pages of results (figures, leaderboard, where variance reduction helps, what a shuffler buys) from the tables of finished studies.
 
@@ -152,15 +146,15 @@ def gallery(
     for name in STUDIES:
         if (source := runs / name / "figure.csv").exists():
             (tables / f"{name}.csv").write_bytes(source.read_bytes())
-    for page in write_gallery(docs, tables):
-        out.print(f"{page}")
+    pages = [str(page) for page in write_gallery(docs, tables)]
+    dump({"pages": pages}) if as_json else say(*pages)
 
 
 def _lower(percent: float) -> str:
     return f"{abs(percent):.2f} % {'lower' if percent >= 0 else 'higher'}"
 
 
-def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Table]:
+def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...]) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
     from silodp.core.privacy.accounting import rounded_up
 
@@ -170,23 +164,27 @@ def _comparison_tables(rows: list[dict], epsilons: tuple[float, ...]) -> list[Ta
         r = by.get((curve, epsilon))
         return f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}" if r else ""
 
-    def spends(r: dict | None, claimed: float) -> str:
+    def spends(r: dict[str, Any] | None, claimed: float) -> Text:
         shown = rounded_up(r["spent_epsilon"], 2, "f") if r else ""
-        return f"[red]{shown}[/red]" if r and r["spent_epsilon"] > claimed else shown
+        return Text(shown, style="red" if r and r["spent_epsilon"] > claimed else "")
 
-    exact = Table(title="Test error in per cent (± standard error), exact accounting")
-    for column in ("epsilon", "SPIDER", "SPIDER, phase > 1", "MB-SGD", "Local SGD"):
-        exact.add_column(column, justify="right")
-    for e in epsilons:
-        exact.add_row(f"{e:g}", *(cell(c, e) for c in ("spider", "spider-diff", "mb-sgd", "local-sgd")))
-    exact.add_row("not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None), style="dim")
-    paper = Table(title="The same with the paper's noise constants, and the epsilon that they really spend")
-    for column in ("claimed", "SPIDER, phase > 1", "spends", "MB-SGD", "spends", "Local SGD", "spends"):
-        paper.add_column(column, justify="right")
-    for e in epsilons:
-        cells = [(cell(c, e), by.get((c, e))) for c in ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")]
-        paper.add_row(f"{e:g}", *(word for text, r in cells for word in (text, spends(r, e))))
-    return [exact, paper]
+    exact = [[f"{e:g}", *(cell(c, e) for c in ("spider", "spider-diff", "mb-sgd", "local-sgd"))] for e in epsilons]
+    exact.append(["not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None)])
+    curves = ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")
+    paper = ([f"{e:g}", *(word for c in curves for word in (cell(c, e), spends(by.get((c, e)), e)))] for e in epsilons)
+    return [
+        table(
+            "epsilon>|SPIDER>|SPIDER, phase > 1>|MB-SGD>|Local SGD>",
+            exact,
+            title="Test error in per cent (± standard error), exact accounting",
+            styles=[*[None] * len(epsilons), "dim"],
+        ),
+        table(
+            "claimed>|SPIDER, phase > 1>|spends>|MB-SGD>|spends>|Local SGD>|spends>",
+            paper,
+            title="The same with the paper's noise constants, and the epsilon that they really spend",
+        ),
+    ]
 
 
 def data(as_json: Json = False) -> None:
@@ -201,14 +199,9 @@ def data(as_json: Json = False) -> None:
         for d in DATASETS.values()
     ]
     if as_json:
-        print(json.dumps({"datasets": rows}))
-        return
-    table = Table()
-    for column in ("name", "what", "records", "silos", "how to get it"):
-        table.add_column(column, overflow="fold")
-    for r in rows:
-        table.add_row(r["name"], r["title"], str(r["records"]), str(r["silos"]), "embedded" if r["embedded"] else r["how_to_get"])
-    out.print(table)
+        return dump({"datasets": rows})
+    shown = ((r["name"], r["title"], r["records"], r["silos"], "embedded" if r["embedded"] else r["how_to_get"]) for r in rows)
+    show(table("name|what|records|silos|how to get it", shown))
 
 
 def rates(out_dir: Out = None, as_json: Json = False) -> None:
@@ -227,14 +220,13 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
         fits = measure(folder, quiet=as_json)
     draw_rates(fits, folder)
     if as_json:
-        print(json.dumps({"fits": fits, "folder": str(folder)}))
-        return
-    table = Table(title="Log-log slopes: excess risk (Prox-SGD, SVRG) and squared gradient mapping (SPIDER)")
-    for column in ("theorem", "algorithm", "against", "slope", "± s.e.", "theory", "as run", "verdict"):
-        table.add_column(column, justify="right" if column in ("slope", "± s.e.", "theory", "as run") else "left", overflow="fold")
-    for fit in fits:
-        slopes = (f"{fit['slope']:+.2f}", f"{fit['slope_error']:.2f}", f"{fit['theory']:+.2f}", f"{fit['as_run']:+.2f}")
-        table.add_row(fit["theorem"], fit["algorithm"], fit["against"], *slopes, fit["verdict"])
-    out.print(table)
-    out.print("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; flatter, steeper: than either.")
-    out.print(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")
+        return dump({"fits": fits, "folder": str(folder)})
+    rows = (
+        (fit["theorem"], fit["algorithm"], fit["against"], f"{fit['slope']:+.2f}", f"{fit['slope_error']:.2f}", f"{fit['theory']:+.2f}",
+         f"{fit['as_run']:+.2f}", fit["verdict"])
+        for fit in fits
+    )  # fmt: skip
+    title = "Log-log slopes: excess risk (Prox-SGD, SVRG) and squared gradient mapping (SPIDER)"
+    show(table("theorem|algorithm|against|slope>|± s.e.>|theory>|as run>|verdict", rows, title=title))
+    say("as run: the slope of the proof's own terms at the R, K, q, S and noise that ran; flatter, steeper: than either.")
+    say(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg.")

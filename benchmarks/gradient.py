@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from benchmarks.models import cnn, images, mlp, texts, transformer, vectors
 from benchmarks.table import Method, Row, build, compare
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.engine.clipping import clipped_sum, modules
-from silodp.engine.native import takes
+from silodp.engine.clipping import ENGINES, IN_TORCH, choose, clipped_sum, task
+from silodp.engine.task import Engine
 
 CLIP = 1.0
 
@@ -39,7 +39,7 @@ def rows(repeat: int) -> list[Row]:
 
 
 def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
-    ours, plain = (by_silodp(model, x, y, native=native) for native in (True, False))
+    ours, plain = (by_silodp(model, x, y, engines) for engines in (ENGINES, IN_TORCH))
 
     def looped(client: Client) -> Method:
         def run() -> Tensor:
@@ -49,7 +49,7 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
 
     own = {"silodp": Method(ours, check=lambda: (ours(), ours()))}
     problem = Problem(model, cross_entropy)
-    if takes(problem, modules(problem, x), x, y):
+    if choose(task(problem, problem.initial([0]), x, y, torch.ones(y.shape), CLIP)) is ENGINES[0]:
         own["silodp, without a C compiler"] = Method(plain, check=lambda: (plain(), ours()))
     return own | build(
         {
@@ -60,11 +60,11 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
     )
 
 
-def by_silodp(model: nn.Module, x: Tensor, y: Tensor, *, native: bool) -> Callable[[], Tensor]:
+def by_silodp(model: nn.Module, x: Tensor, y: Tensor, engines: Sequence[Engine]) -> Callable[[], Tensor]:
     problem = Problem(model, cross_entropy)
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     weight = torch.ones(y.shape)
-    return lambda: clipped_sum(problem, w, x, y, weight, CLIP, native=native)[0] / x.shape[1]
+    return lambda: clipped_sum(problem, w, x, y, weight, CLIP, engines=engines)[0] / x.shape[1]
 
 
 def hooks(model: nn.Module) -> Client:

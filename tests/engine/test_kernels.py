@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.engine.clipping import clipped_sum
+from silodp.engine.clipping import ENGINES, clipped_sum
 
 kernels = pytest.importorskip("silodp.engine.kernels", exc_type=ImportError)  # Triton is there where there is a GPU
 
@@ -135,7 +135,7 @@ def test_a_small_network_s_sums_are_those_of_the_cpu_in_however_many_parts(sizes
     there = kernels.network_sums(*([p.cuda() for p in points], *(t.cuda() for t in (x, y, weight, clip.double()))), sizes, places, memory)
     assert float((there.cpu() - here).norm() / here.norm()) < (1e-6 if moved is None else 5e-5)  # differences of 1e-2 have lost two digits
     whole = clipped_sum(
-        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, memory=memory, native=True
+        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=points[1].cuda() if moved else None, memory=memory, engines=ENGINES
     )
     assert torch.equal(whole, there)
 
@@ -149,12 +149,12 @@ def test_unsound_records_and_runs_give_a_small_network_nothing(moved):
     reference = None if moved is None else w + moved * torch.randn_like(w)
     here = clipped_sum(problem, w, x, y, weight, clip, reference=reference)
     there = clipped_sum(
-        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=None if moved is None else reference.cuda(), native=True
+        problem, *(t.cuda() for t in (w, x, y, weight, clip)), reference=None if moved is None else reference.cuda(), engines=ENGINES
     )
     torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
     assert here[0].any()
     assert not there[1:].any()
     w = w[:1].cuda().requires_grad_()
-    unmoved = clipped_sum(problem, w, *(t.cuda() for t in (x, y, weight)), 1.0, reference=w, native=True)
+    unmoved = clipped_sum(problem, w, *(t.cuda() for t in (x, y, weight)), 1.0, reference=w, engines=ENGINES)
     assert not unmoved.any()
     assert not unmoved.requires_grad

@@ -13,11 +13,13 @@ from silodp.core.problem.losses import Huber, cross_entropy, logistic, squared_e
 from silodp.core.problem.models import cnn
 from silodp.core.problem.problem import Problem
 from silodp.engine import native
-from silodp.engine.clipping import clipped_sum, modules
+from silodp.engine.clipping import ENGINES, IN_TORCH, clipped_sum, task
+from silodp.engine.structured import numbers
 from silodp.testing.model import record_gradients
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
 
+IN_C = ENGINES[0]
 FEATURES = 5
 SMALL = nn.Sequential(nn.Linear(FEATURES, 70), nn.ReLU(), nn.Linear(70, 3))
 DEEP = nn.Sequential(
@@ -48,10 +50,9 @@ CASES = {
 
 def sums(problem, w, x, y, weight, clip, reference=None, **about):
     """By C, which must do it."""
-    clips = torch.as_tensor(clip, dtype=torch.float64).reshape(-1, 1).expand(len(w), 1)
-    found = native.sums(problem, modules(problem, x), [w] if reference is None else [w, reference], x, y, weight, clips, **about)
-    assert found is not None
-    return found
+    wanted = task(problem, w, x, y, weight, clip, reference=reference, **about)
+    assert IN_C.supports(wanted)
+    return IN_C.sum(wanted)
 
 
 @pytest.mark.parametrize("difference", [False, True])
@@ -92,7 +93,7 @@ def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(differe
     for value, label, share in ((0.0, 0, 1.0), (1.0, 9, 1.0), (torch.nan, 0, 1.0), (torch.inf, 1, 0.0), (1e30, 2, 1.0), (1e-42, 1, 1.0)):
         x[1, 3], y[1, 3], weight[1, 3] = value, label, share
         for clip in (0.0, 0.5, torch.inf):
-            plain, ours = (clipped_sum(problem, w, x, y, weight, clip, **about, native=c) for c in (False, True))
+            plain, ours = (clipped_sum(problem, w, x, y, weight, clip, **about, engines=engines) for engines in (IN_TORCH, ENGINES))
             assert bool(torch.isfinite(plain).all())
             torch.testing.assert_close(ours, plain, rtol=2e-6, atol=2e-6)
 
@@ -110,7 +111,7 @@ def test_threads_and_other_runs_change_no_bit(case):
     finally:
         torch.set_num_threads(before)
     assert bool((together == alone).all())
-    little = native.bytes_held(problem, modules(problem, x), x, y, 1) if case in IMAGES else 1
+    little = IN_C.needs(task(problem, w, x, y, weight, 1.0)).fixed if case in IMAGES else 1
     assert bool((sums(problem, w, x, y, weight, 1.0, memory=little) == alone).all())
 
 
@@ -166,9 +167,9 @@ def test_a_gradient_beyond_the_limit_contributes_nothing():
 def test_images_too_large_for_the_memory_are_left_to_torch():
     problem, shape, targets = CASES["CNN"]
     x, y, w = torch.randn(*shape, *IMAGES["CNN"]), targets(shape), problem.initial([0])
-    clips, needed = torch.ones(1, 1, dtype=torch.float64), native.bytes_held(problem, modules(problem, x), x, y, 1)
-    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(shape), clips, memory=needed - 1) is None
-    assert native.sums(problem, modules(problem, x), [w], x, y, torch.ones(shape), clips, memory=needed) is not None
+    needed = IN_C.needs(task(problem, w, x, y, torch.ones(shape), 1.0)).fixed
+    for less in (0, 1):
+        assert IN_C.supports(task(problem, w, x, y, torch.ones(shape), 1.0, memory=needed - less)) is (less == 0)
 
 
 def test_settings_that_torch_reads_in_its_own_way_give_what_the_model_gives():
@@ -184,20 +185,22 @@ def test_settings_that_torch_reads_in_its_own_way_give_what_the_model_gives():
         problem = Problem(nn.Sequential(*head), cross_entropy)
         w = problem.initial([0])
         alone = record_gradients(problem, w[0], x, y).sum(1)[None]
-        for c in (False, True):
-            torch.testing.assert_close(clipped_sum(problem, w, x, y, weight, torch.inf, native=c).double(), alone, rtol=1e-5, atol=1e-5)
+        for engines in (IN_TORCH, ENGINES):
+            torch.testing.assert_close(
+                clipped_sum(problem, w, x, y, weight, torch.inf, engines=engines).double(), alone, rtol=1e-5, atol=1e-5
+            )
     cropped = Problem(
         nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 1, padding=-1), nn.Flatten(), nn.Linear(8, 2)), cross_entropy
     )
     with pytest.raises(RuntimeError, match="negative padding"):
-        clipped_sum(cropped, cropped.initial([0]), x, y, weight, 1.0, native=True)
+        clipped_sum(cropped, cropped.initial([0]), x, y, weight, 1.0, engines=ENGINES)
 
 
 def test_infinite_outputs_contribute_nothing():
     problem = Problem(nn.Sequential(nn.Linear(FEATURES, 3)), cross_entropy)
     x, y, w = torch.ones(1, 1, FEATURES), torch.zeros(1, 1), torch.full((1, problem.dim), 3e38)
     for sign in (1, -1):
-        assert not bool(clipped_sum(problem, sign * w, x, y, torch.ones(1, 1), 1.0, native=True).any())
+        assert not bool(clipped_sum(problem, sign * w, x, y, torch.ones(1, 1), 1.0, engines=ENGINES).any())
 
 
 def test_normals_and_the_generator_after_them_are_numpy_s_to_the_bit():
@@ -278,14 +281,14 @@ def test_other_activations_losses_and_shapes_stay_with_torch():
     ):
         problem = Problem(model, loss)
         point = torch.zeros(1, problem.dim)
-        assert native.sums(problem, modules(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert not IN_C.supports(task(problem, point, x, y, torch.ones(2, 3), 1.0))
     replaced, more = (nn.Sequential(nn.Linear(FEATURES, 2), nn.ReLU(), nn.Linear(2, 1)) for _ in range(2))
     replaced[2].weight, replaced[2].bias = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3))
     more[0].register_parameter("extra", nn.Parameter(torch.zeros(4)))
     for model, y in ((replaced, labels.long()), (more, labels.long()), (nn.Sequential(nn.Linear(FEATURES, 2)), labels.double())):
         problem = Problem(model, cross_entropy)
         point = torch.zeros(1, problem.dim)
-        assert native.sums(problem, modules(problem, x), [point], x, y, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert not IN_C.supports(task(problem, point, x, y, torch.ones(2, 3), 1.0))
     frozen = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2 * 2 * 3, 2))
     frozen[0].bias.requires_grad_(False)
     for head in (
@@ -300,10 +303,10 @@ def test_other_activations_losses_and_shapes_stay_with_torch():
         list(frozen),
     ):
         problem, images = Problem(nn.Sequential(*head), cross_entropy), torch.zeros(2, 3, 1, 3, 4)
-        assert modules(problem, images) or head[0].padding_mode == "circular"
+        assert numbers(problem, images) or head[0].padding_mode == "circular"
         point = torch.zeros(1, problem.dim)
-        assert native.sums(problem, modules(problem, images), [point], images, labels.long(), torch.ones(2, 3), torch.ones(1, 1)) is None
-        assert clipped_sum(problem, point, images, labels.long(), torch.ones(2, 3), 1.0, native=True).shape == (1, 2, problem.dim)
+        assert not IN_C.supports(task(problem, point, images, labels.long(), torch.ones(2, 3), 1.0))
+        assert clipped_sum(problem, point, images, labels.long(), torch.ones(2, 3), 1.0, engines=ENGINES).shape == (1, 2, problem.dim)
     problem = CASES["one target"][0]
     for point in (torch.zeros(1, problem.dim, dtype=torch.float64), torch.zeros(1, problem.dim + 1)):
-        assert native.sums(problem, modules(problem, x), [point], x, labels, torch.ones(2, 3), torch.ones(1, 1)) is None
+        assert not IN_C.supports(task(problem, point, x, labels, torch.ones(2, 3), 1.0))

@@ -9,9 +9,11 @@ from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.engine import clipping, convolution, structured
+from silodp.engine import convolution
 from silodp.engine.blocks import MeanPool, Residual, SelfAttention
-from silodp.engine.clipping import clipped_sum, record_bytes
+from silodp.engine.clipping import IN_TORCH, clipped_sum, task
+from silodp.engine.model import chain, read
+from silodp.engine.structured import numbers
 from silodp.testing.model import check_model, record_gradients
 
 SILOS, RECORDS, RUNS, TOKENS, D = 3, 5, 2, 11, 8
@@ -106,8 +108,8 @@ def loop(found: Tensor, weight: Tensor, clip: Tensor) -> Tensor:
 def test_the_structured_path_equals_a_loop_over_records(name, silos, dtype):
     problem = Problem(MODELS[name]().to(dtype), cross_entropy)
     x, y, weight = data(name, dtype)
-    assert clipping.chain(problem, x) == []
-    assert structured.structure(problem, x)
+    assert chain(problem, x) == []
+    assert numbers(problem, x)
     w, reference = points(problem, dtype, silos=silos)
     by_run = torch.stack([weight, 2.5 * weight.roll(1, 1)])
     for other in (None, reference):
@@ -146,7 +148,7 @@ def test_terms_that_cancel_by_rescaling_stay_within_the_clip(factor):
     layers = (module for _ in range(3) for module in (nn.Linear(D, D, bias=False), nn.ReLU()))
     problem = Problem(nn.Sequential(Residual(), *layers), squared_error)
     x = torch.randn(SILOS * RECORDS, 1, D, generator=torch.Generator().manual_seed(0)).abs()
-    assert structured.structure(problem, x)
+    assert numbers(problem, x)
     w = problem.initial(range(4)).abs() * torch.tensor([1e4, 1e-4, 1e4]).repeat_interleave(D * D)
     other = w * torch.tensor([factor, 1.0, 1 / factor]).repeat_interleave(D * D)
     for clip in (1.0, 1e-3, 1e3):
@@ -237,7 +239,7 @@ def test_chunks_change_nothing(name, silos):
         for other in (None, reference):
             whole = clipped_sum(problem, w, x, y, mask, 0.3, reference=other)
             for records in (0, 2, 7):
-                memory = 1 + records * record_bytes(problem, x, difference=other is not None)
+                memory = 1 + records * IN_TORCH[1].needs(task(problem, w, x, y, mask, 0.3, reference=other)).record
                 assert distance(clipped_sum(problem, w, x, y, mask, 0.3, reference=other, memory=memory), whole) < 1e-5
 
 
@@ -304,7 +306,7 @@ def test_every_other_model_goes_record_by_record():
     x, y, weight = data("plain CNN")
     for name, make in OTHERS.items():
         problem = Problem(make(), cross_entropy)
-        assert structured.structure(problem, x) is None, name
+        assert numbers(problem, x) is None, name
         if name == "backward hook":  # torch.func cannot take it either
             continue
         w, reference = points(problem, torch.float32)
@@ -316,7 +318,7 @@ def test_every_other_model_goes_record_by_record():
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
 def test_an_embedding_with_other_settings_goes_record_by_record(options):
     problem = Problem(nn.Sequential(nn.Embedding(TOKENS, D, **options), MeanPool(), nn.Linear(D, 3)), cross_entropy)
-    assert structured.structure(problem, data("transformer")[0]) is None
+    assert numbers(problem, data("transformer")[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -330,14 +332,14 @@ def test_an_embedding_with_other_settings_goes_record_by_record(options):
     ],
 )
 def test_a_layer_that_would_take_the_record_axis_for_another_is_not_used(model, shape):
-    assert structured.structure(Problem(model, cross_entropy), torch.zeros(1, 3, *shape)) is None
+    assert numbers(Problem(model, cross_entropy), torch.zeros(1, 3, *shape)) is None
 
 
 def test_a_module_that_mixes_records_is_shown_one_at_a_time():
     problem = Problem(nn.Sequential(nn.Flatten(), nn.Linear(128, 4), Mixer(), nn.Linear(4, 3)), cross_entropy)
     x, y, weight = data("plain CNN")
     w = points(problem, torch.float32)[0]
-    assert structured.structure(problem, x) is None
+    assert numbers(problem, x) is None
     found = clipped_sum(problem, w, x, y, weight, torch.inf)
     assert distance(found, loop(gradients(problem, w, x, y), weight, torch.tensor([[torch.inf]]))) < 1e-5
 
@@ -346,7 +348,7 @@ def test_lenet_is_the_network_of_the_paper_and_is_structured():
     problem = Problem(lenet(3, 10), cross_entropy)
     x = torch.randn(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert problem.dim == 62_006
-    assert structured.structure(problem, x)
+    assert numbers(problem, x)
     w, y = problem.initial([0]), torch.tensor([[1, 9]])
     found = clipped_sum(problem, w, x, y, torch.ones(1, 2), torch.inf)
     assert distance(found, loop(gradients(problem, w, x, y), torch.ones(1, 2), torch.tensor([[torch.inf]]))) < 1e-5
@@ -460,7 +462,7 @@ def test_a_relu_waits_for_the_pool_behind_it_and_ties_go_where_torch_sends_them(
     problem = Problem(model, cross_entropy)
     x, y, weight = data("plain CNN")
     x = (x > 0.5).float()  # with weights of -1, 0 and 1 most windows hold their maximum several times, and many none above 0
-    root, _ = structured.structure(problem, x)
+    root = read(problem)
     assert [type(node.module) for node in root.children[1:3]] == [nn.MaxPool2d, nn.ReLU]
     w = (4 * problem.initial(range(RUNS))).round()
     z = functional.conv2d(x.flatten(0, 1), *list(problem.split(w[0]).values())[:2])
@@ -470,5 +472,5 @@ def test_a_relu_waits_for_the_pool_behind_it_and_ties_go_where_torch_sends_them(
     found = clipped_sum(problem, w, x, y, weight, torch.inf)
     assert distance(found, loop(gradients(problem, w, x, y), weight, torch.tensor([[torch.inf]]))) < 1e-5
     padded = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(64, 3))
-    root, _ = structured.structure(Problem(padded, cross_entropy), x)
+    root = read(Problem(padded, cross_entropy))
     assert [type(node.module) for node in root.children[1:3]] == [nn.ReLU, nn.MaxPool2d]

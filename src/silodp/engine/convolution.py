@@ -1,4 +1,4 @@
-"""Convolution and max-pooling for the structured path: outputs, gradients by inputs, and each record's gradient by the weight.
+"""Convolution and max-pooling for the structured engine: outputs, gradients by inputs, and each record's gradient by the weight.
 
 Convolutions of cuDNN are told each time not to round to TF32, whatever the process allows; those with few outputs, which it does slowly, are
 left to a kernel. A weight gradient is a product of patches of the input and the gradient by the output; on a GPU a kernel makes it without
@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from silodp.engine.layers import Parameters, kernels
+Parameters = dict[str, Tensor]
+
+
+def kernels() -> Any:
+    """The kernels for a GPU; Triton is there where there is one."""
+    from silodp.engine import kernels
+
+    return kernels
 
 
 def conv_known(layer: nn.Conv2d, axes: int) -> bool:

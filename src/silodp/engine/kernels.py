@@ -328,16 +328,14 @@ def network_sums(
     sizes: Sequence[int],
     places: Sequence[int],
     memory: int = 2**31,
-) -> Tensor | None:
-    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy; None for more than the kernel holds.
+) -> Tensor:
+    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy, with so many units and classes as `gpu` says.
 
     points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1) in float64; `sizes` are inputs, hidden units and outputs, `places`
     where weight, bias, weight and bias lie in a point. The first layer is two products of matrices, and one kernel does all between them.
     """
     inputs, hidden, outputs = sizes
     units, classes = (triton.next_power_of_2(size) for size in sizes[1:])
-    if units > 128 or classes > 16:  # more than registers hold
-        return None
     (runs, silos, records), dim = (len(clips), *x.shape[:2]), points[0].shape[-1]
     own, drawn, width = points[0].dim() == 3, weight.dim() == 3, triton.cdiv(inputs + 1, 4) * 4
     y, weight, x = y.contiguous(), weight.float().contiguous(), x.flatten(2).transpose(1, 2)

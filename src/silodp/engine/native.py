@@ -1,10 +1,10 @@
-"""Loads `native.c`, the ghost path in C: a tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and
-max-pooling and such a chain, while it lies in the cache; and NumPy's normals.
+"""The engine in C (`native.c`): a tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and max-pooling
+and such a chain, while it lies in the cache. And NumPy's normals.
 
-The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, `clipping` goes its own way.
+The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, it supports nothing.
 A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs,
 whatever those and the padding hold. SILODP_NATIVE=0 leaves all to torch; an architecture that gcc knows, as x86-64, builds it for that one.
-Simulations use it. A gate does not: what it loads is what was installed. On a GPU a kernel does the same for one hidden layer.
+Simulations use it. A gate does not: what it loads is what was installed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from silodp.core.problem.losses import Loss, cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import conv_known, pair, side_by_side
-from silodp.engine.layers import kernels
+from silodp.engine.model import Node, chain, read, sequence
+from silodp.engine.structured import numbers
+from silodp.engine.task import Needs, Task
 
 SOURCE = Path(__file__).with_suffix(".c")
 INCLUDED = SOURCE.with_name("stages.c"), SOURCE.with_name("normals.c")
@@ -145,104 +147,93 @@ def _are_numpys(made: ctypes.CDLL) -> bool:
     return one.bit_generator.state == other.bit_generator.state
 
 
-class Named(Protocol):
-    """A module, with the model's name of each of its parameters."""
+class Native:
+    name = "C"
 
-    @property
-    def module(self) -> nn.Module: ...
-    @property
-    def names(self) -> dict[str, str]: ...
+    def supports(self, task: Task) -> bool:
+        point, model = task.points[0], compiled(task)
+        if library() is None or model is None or not point.is_cpu or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim:
+            return False
+        return not model.stages or _blocks(task, model) <= task.memory
+
+    def needs(self, task: Task) -> Needs:
+        _, silos, records = task.shape
+        model = compiled(task)
+        assert model is not None
+        return Needs(4 * task.x.shape[2:].numel() + 4 * model.targets, silos * records, _blocks(task, model))
+
+    def sum(self, task: Task) -> Tensor:
+        made, model, problem, (runs, silos, records) = library(), compiled(task), task.problem, task.shape
+        assert made is not None
+        assert model is not None
+        points, weight = task.points, task.weight
+        pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
+        out = points[0].new_empty(runs, silos, problem.dim)
+        x, y, clips = (
+            t.to(dtype).contiguous() for t, dtype in ((task.x, torch.float32), (task.y, torch.float32), (task.clips, torch.float64))
+        )
+        step = runs if pieces == 1 else max(1, task.memory // max(1, 4 * silos * pieces * problem.dim))
+        for j in range(0, runs, max(1, step)):
+            part = slice(j, j + step)
+            into = out[part] if pieces == 1 else out.new_empty(*out[part].shape[:2], pieces, problem.dim)
+            own = [weight[part] if weight.dim() == 3 else weight, *(point[part] for point in points)]
+            held = [t.to(torch.float32).contiguous() for t in own]
+            call = _Call(
+                *(len(model.chain), LOSSES.index(problem.loss), len(into), silos, records, problem.dim, model.targets),
+                *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, model.chain, len(model.stages), model.stages),
+                *(t.data_ptr() for t in (x, y, *held)),
+                *([None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
+            )
+            if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
+                raise MemoryError(f"no memory for {_blocks(task, model)} bytes")
+            if pieces > 1:
+                out[part] = into.sum(2)
+        return out
 
 
-def takes(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> bool:
-    """Whether `native.c` is there and knows this sequence of modules; its temporaries then are what `bytes_held` says."""
-    return library() is not None and _model(problem, modules, x, y) is not None
-
-
-def bytes_held(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor, points: int) -> int:
-    """Bytes that all threads of `native.c` take together, for a model that it takes."""
-    made, model = library(), _model(problem, modules, x, y)
+def _blocks(task: Task, model: Compiled) -> int:
+    """Bytes that all threads take together."""
+    made = library()
     assert made is not None
-    assert model is not None
-    return _blocks(made, problem, *model, points)
-
-
-def _blocks(made: ctypes.CDLL, problem: Problem, stages: ctypes.Array[_Stage], chain: ctypes.Array[_Layer], points: int) -> int:
-    targets = _targets(problem, chain)
-    call = _Call(layers=len(chain), dim=problem.dim, targets=targets, points=points, layer=chain, stages=len(stages), stage=stages)
+    call = _Call(
+        layers=len(model.chain), dim=task.problem.dim, targets=model.targets, points=len(task.points), layer=model.chain,
+        stages=len(model.stages), stage=model.stages,
+    )  # fmt: skip
     return made.block_bytes(ctypes.byref(call)) * torch.get_num_threads()
 
 
-def _targets(problem: Problem, chain: ctypes.Array[_Layer]) -> int:
+# --- the model as native.c has it ----------------------------------------------------------------------------------------------------
+
+
+class Compiled(NamedTuple):
+    stages: ctypes.Array[_Stage]
+    chain: ctypes.Array[_Layer]
+    targets: int
     """Numbers of a record's label."""
-    return chain[-1].outputs if problem.loss is squared_error else 1
 
 
-def sums(
-    problem: Problem,
-    modules: Sequence[Named],
-    points: list[Tensor],
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    clips: Tensor,
-    memory: int = 2**28,
-) -> Tensor | None:
-    """The clipped sums (J, S, d) as `clipping.clipped_sum` has them; None for what is not for `native.c`.
+_COMPILED: WeakKeyDictionary[Problem, dict[Any, Compiled | None]] = WeakKeyDictionary()
 
-    points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1).
-    """
-    model = _model(problem, modules, x, y)
-    if model is None or points[0].dtype != torch.float32 or points[0].shape[-1] != problem.dim:
+
+def compiled(task: Task) -> Compiled | None:
+    """Stages and layers; None if a module, the loss or a shape is not for C."""
+    problem, x, y = task.problem, task.x, task.y
+    if read(problem) is None:
         return None
-    stages, chain = model
-    if points[0].is_cuda:
-        return None if stages else _by_kernel(chain, problem, points, x, y, weight, clips, memory)
-    made = library()
-    if made is None or not points[0].is_cpu or (stages and _blocks(made, problem, stages, chain, len(points)) > memory):
-        return None
-    (runs, silos, records), targets = (len(clips), *x.shape[:2]), _targets(problem, chain)
-    pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
-    out = points[0].new_empty(runs, silos, problem.dim)
-    x, y, clips = x.to(torch.float32).contiguous(), y.to(torch.float32).contiguous(), clips.to(torch.float64).contiguous()
-    step = runs if pieces == 1 else max(1, memory // max(1, 4 * silos * pieces * problem.dim))
-    for j in range(0, runs, max(1, step)):
-        part = slice(j, j + step)
-        into = out[part] if pieces == 1 else out.new_empty(*out[part].shape[:2], pieces, problem.dim)
-        own = [weight[part] if weight.dim() == 3 else weight, *(point[part] for point in points)]
-        held = [t.to(torch.float32).contiguous() for t in own]
-        call = _Call(
-            *(len(chain), LOSSES.index(problem.loss), len(into), silos, records, problem.dim, targets),
-            *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, chain, len(stages), stages, x.data_ptr(), y.data_ptr()),
-            *([t.data_ptr() for t in held] + [None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
-        )
-        if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
-            return None
-        if pieces > 1:
-            out[part] = into.sum(2)
-    return out
+    models, key = _COMPILED.setdefault(problem, {}), (x.shape[2:], x.dtype, y.shape[2:], y.dtype)
+    if key not in models:
+        modules = chain(problem, x) or (sequence(read(problem)) if numbers(problem, x) is not None else [])
+        models[key] = _model(problem, modules, x, y)
+    return models[key]
 
 
-def _by_kernel(
-    chain: ctypes.Array[_Layer], problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, memory: int
-) -> Tensor | None:
-    fits = len(chain) == 2 and problem.loss is cross_entropy and not y.is_floating_point() and [layer.relu for layer in chain] == [1, 0]
-    if not fits or min(layer.bias for layer in chain) < 0:
-        return None
-    sizes = chain[0].inputs, chain[0].outputs, chain[1].outputs
-    places = [place for layer in chain for place in (layer.weight, layer.bias)]
-    points, x = [point.detach() for point in points], x.detach().to(torch.float32)
-    return kernels().network_sums(points, x, y, weight, clips, sizes, places, memory)
-
-
-def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> tuple[ctypes.Array[_Stage], ctypes.Array[_Layer]] | None:
-    """Stages and layers as `native.c` has them; None if a module, the loss or a shape is not for it."""
+def _model(problem: Problem, modules: list[Node], x: Tensor, y: Tensor) -> Compiled | None:
     places, at = {}, 0
     for name, size in zip(problem.shapes, problem.sizes, strict=True):
         places[name], at = at, at + size
     if any(full not in places for node in modules for full in node.names.values()):  # frozen
         return None
-    shape, rest = tuple(x.shape[2:]), list(modules)
+    shape, rest = tuple(x.shape[2:]), modules
     if rest and type(first := rest[0].module) is nn.Unflatten:
         shape, rest = tuple(first.unflattened_size), rest[1:]
         if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):  # torch would make out a size of -1
@@ -257,28 +248,29 @@ def _model(problem: Problem, modules: Sequence[Named], x: Tensor, y: Tensor) -> 
         rest = rest[1:]
     elif stages:
         return None
-    chain: list[_Layer] = []
+    layers: list[_Layer] = []
     for node in rest:
         module = node.module
         if type(module) is nn.Linear:
             if (found := _weight_and_bias(problem, places, node, (module.out_features, module.in_features))) is None:
                 return None
-            chain.append(_Layer(module.in_features, module.out_features, *found, False))
-        elif type(module) is nn.ReLU and chain:
-            chain[-1].relu = True
+            layers.append(_Layer(module.in_features, module.out_features, *found, False))
+        elif type(module) is nn.ReLU and layers:
+            layers[-1].relu = True
         else:
             return None
-    if not 0 < len(chain) <= MOST or len(stages) > MOST or problem.loss not in LOSSES:
+    if not 0 < len(layers) <= MOST or len(stages) > MOST or problem.loss not in LOSSES:
         return None
-    widths = [math.prod(shape), *(layer.outputs for layer in chain)]
+    widths = [math.prod(shape), *(layer.outputs for layer in layers)]
     labels = y.dim() == 2 and y.dtype != torch.float64  # in float32 a number beside a label could become it
     fits = {cross_entropy: labels, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
-    if not fits[problem.loss] or [layer.inputs for layer in chain] != widths[:-1]:
+    if not fits[problem.loss] or [layer.inputs for layer in layers] != widths[:-1]:
         return None
-    return (_Stage * len(stages))(*stages), (_Layer * len(chain))(*chain)
+    targets = widths[-1] if problem.loss is squared_error else 1
+    return Compiled((_Stage * len(stages))(*stages), (_Layer * len(layers))(*layers), targets)
 
 
-def _weight_and_bias(problem: Problem, places: dict[str, int], node: Named, shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _weight_and_bias(problem: Problem, places: dict[str, int], node: Node, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Where they lie in a point, -1 for a bias that is not there; None if a parameter was replaced, or added."""
     shapes = {name: tuple(problem.shapes[full]) for name, full in node.names.items()}
     if shapes not in ({"weight": shape}, {"weight": shape, "bias": shape[:1]}):
@@ -287,8 +279,8 @@ def _weight_and_bias(problem: Problem, places: dict[str, int], node: Named, shap
 
 
 def _stage(
-    problem: Problem, places: dict[str, int], shape: tuple[int, ...], modules: list[Named]
-) -> tuple[_Stage, tuple[int, ...], list[Named]] | None:
+    problem: Problem, places: dict[str, int], shape: tuple[int, ...], modules: list[Node]
+) -> tuple[_Stage, tuple[int, ...], list[Node]] | None:
     """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it; None if it is not for C."""
     (node, *rest), pool, relu = modules, [1, 1], False
     layer = node.module

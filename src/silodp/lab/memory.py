@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from silodp.core.errors import BadInput
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.engine import native
-from silodp.engine.clipping import clipped_sum, modules, record_bytes, records_at_once
+from silodp.engine.clipping import choose, task
+from silodp.engine.task import Task
 from silodp.server.settings import find
 
 SAMPLE = 2**26
@@ -39,23 +39,22 @@ def program_bytes() -> int:
 def simulation_bytes(problem: Problem, features: Sequence[int], counts: Sequence[int], *, difference: bool) -> int:
     """The peak of one run over silos of `counts` records beyond the program itself: records, and the temporaries of one query on them all."""
     silos, longest = len(counts), max(counts)
-    half = max(1, SAMPLE // record_bytes(problem, torch.zeros(1, 1, *features), difference=difference) // 2)
-    x = torch.zeros(1, 2 * half, *features)
-    y = torch.zeros(1, 2 * half, dtype=torch.int64)
     w = problem.initial([0])
-    one, two = (
-        _peak(
-            lambda n=n: clipped_sum(problem, w, x[:, :n], y[:, :n], torch.ones(1, n), 1.0, reference=w if difference else None, native=True)
-        )
-        for n in (half, 2 * half)
-    )
-    record, sequence = (two - one) / half, modules(problem, x)
-    in_c = native.takes(problem, sequence, x, y)
-    chunk = silos * longest if in_c else records_at_once(problem, x, silos, longest, difference=difference)
-    threads = native.bytes_held(problem, sequence, x, y, 1 + difference) if in_c else 0
+    reference = w if difference else None
+    x, y = torch.zeros(1, 1, *features), torch.zeros(1, 1, dtype=torch.int64)
+
+    def asked(silos: int, records: int) -> Task:
+        there = x.expand(silos, records, *features), y.expand(silos, records), torch.ones(1, 1).expand(silos, records)
+        return task(problem, w, *(t.contiguous() if silos == 1 else t for t in there), 1.0, reference=reference)
+
+    engine = choose(whole := asked(silos, longest))
+    needs = engine.needs(whole)
+    half = max(1, SAMPLE // needs.record // 2)
+    one, two = (_peak(engine.sum, asked(1, n)) for n in (half, 2 * half))
+    record = (two - one) / half
     vector = silos * problem.dim * w.element_size()
     kept = silos * longest * (x[0, 0].numel() * x.element_size() + y.element_size() + 1 + w.element_size())
-    return round(kept + max(HEAP * record * chunk + threads + 2 * vector, VECTORS * vector))
+    return round(kept + max(HEAP * record * needs.at_once + needs.fixed + 2 * vector, VECTORS * vector))
 
 
 def stated(model: str, features: int | None, classes: int, counts: Sequence[int], algorithm: str) -> int:
@@ -67,9 +66,9 @@ def stated(model: str, features: int | None, classes: int, counts: Sequence[int]
     return rest + simulation_bytes(problem, (features,), counts, difference="refine" in find(algorithm).kinds)
 
 
-def _peak(call: Callable[[], object]) -> int:
+def _peak(call: Callable[[Task], object], sample: Task) -> int:
     with _Live() as live:
-        call()
+        call(sample)
     return live.most
 
 

@@ -24,7 +24,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.core.statistics import Cells, Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
-from silodp.engine.clipping import clipped_sum
+from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.silo.answer.scaling import histogram_sum, moments_sum
 from silodp.silo.answer.scoring import cell_sums
@@ -85,7 +85,7 @@ class Simulated:
         if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
             records, weight = _chosen(records, weight)
         total = clipped_sum(
-            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, native=True
+            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, engines=ENGINES
         )
         return total.div_(self._batch(mechanism.sampling, at).to(total))
 

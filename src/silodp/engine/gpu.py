@@ -1,0 +1,43 @@
+"""The engine for one hidden layer on a GPU: Linear, ReLU, Linear with cross-entropy, all between the first layer's products in one kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from silodp.core.problem.losses import cross_entropy
+from silodp.engine.convolution import kernels
+from silodp.engine.native import Compiled, compiled
+from silodp.engine.task import Needs, Task
+
+UNITS, CLASSES = 128, 16
+"""Hidden units and outputs that registers hold."""
+
+
+class Gpu:
+    name = "one kernel for a hidden layer on a GPU"
+
+    def supports(self, task: Task) -> bool:
+        point = task.points[0]
+        if not point.is_cuda or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim or task.y.is_floating_point():
+            return False
+        return task.problem.loss is cross_entropy and (model := compiled(task)) is not None and _fits(model)
+
+    def needs(self, task: Task) -> Needs:
+        _, silos, records = task.shape
+        return Needs(4 * UNITS * len(task.points), silos * records)
+
+    def sum(self, task: Task) -> Tensor:
+        model = compiled(task)
+        assert model is not None
+        first, second = model.chain
+        sizes, places = (first.inputs, first.outputs, second.outputs), (first.weight, first.bias, second.weight, second.bias)
+        points, x = [point.detach() for point in task.points], task.x.detach().to(torch.float32)
+        return kernels().network_sums(points, x, task.y, task.weight, task.clips, sizes, places, task.memory)
+
+
+def _fits(model: Compiled) -> bool:
+    layers = [*model.chain]
+    if model.stages or [layer.relu for layer in layers] != [1, 0] or min(layer.bias for layer in layers) < 0:
+        return False
+    return layers[0].outputs <= UNITS and layers[1].outputs <= CLASSES

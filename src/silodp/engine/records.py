@@ -1,0 +1,58 @@
+"""The engine for every model: each record is differentiated alone, by torch.func."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from silodp.core.problem.problem import Problem
+from silodp.engine.task import Needs, Task, chunks, needs, scales
+
+
+class Records:
+    name = "each record by torch.func"
+
+    def supports(self, task: Task) -> bool:
+        return True
+
+    def needs(self, task: Task) -> Needs:
+        return needs(task, task.bytes(3 * task.problem.dim), task.memory)
+
+    def sum(self, task: Task) -> Tensor:
+        size, task = self.needs(task).record, task.laid_out()
+        out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
+        for j, s, n in chunks(task.shape, size, task.memory, task.memory):
+            points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
+            weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
+            _add(task.problem, points, task.x[s, n], task.y[s, n], weight, task.clips[j], out[j, s].transpose(0, 1))
+        return out
+
+
+def _add(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor) -> None:
+    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
+    gradients = _gradients(problem, points, x, y)
+    norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
+    scale, sound = scales(norm, [norm.square()], weight, clips)
+    sound = torch.ones_like(scale, dtype=torch.bool) if sound is None else sound
+    gradients = torch.where(sound[..., None], gradients, 0)  # always, so that what a product reads lies the same way
+    out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
+
+
+def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The gradients (S, J, n, d), or their differences between two points: every record is a batch of one, so none can mix."""
+    constants = problem.constants(points[0])
+
+    def loss(w: Tensor, record: Tensor, target: Tensor) -> Tensor:
+        return problem.record_loss(functional_call(problem.model, problem.split(w) | constants, (record[None],))[0], target)
+
+    def gradients(w: Tensor) -> Tensor:
+        records = vmap(grad(loss), (None, 0, 0))
+        if len(w) > 1:  # a point for each silo
+            return vmap(vmap(records, (0, None, None)))(w, x, y)
+        flat = x.flatten(0, 1), y.flatten(0, 1)
+        found = records(w[0, 0], *flat)[None] if w.shape[1] == 1 else vmap(records, (0, None, None))(w[0], *flat)
+        return found.unflatten(1, y.shape[:2]).transpose(0, 1)
+
+    found = gradients(points[0])
+    return found if len(points) == 1 else found - gradients(points[1])

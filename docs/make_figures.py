@@ -14,9 +14,9 @@ import torch
 
 from silodp import Budget, Gaussian, Problem, calibrate, simulate
 from silodp.core.problem.models import model_by_name
-from silodp.server.algorithms import ALGORITHMS
+from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.plan import with_multipliers
-from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
+from silodp.server.settings import default_shares, prepared, sampling_by_name
 from silodp.silo.data.datasets import DATASETS
 from silodp.testing.evaluate import training_loss
 
@@ -30,7 +30,7 @@ def losses(name: str, epsilon: float | None) -> torch.Tensor:
     records = DATASETS["wbcd"].load(0, None).train
     problem = Problem(*model_by_name("mlp:5", records.x.shape[-1], 2))
     algorithm = find(name)
-    settings = schedule(algorithm, rounds=ROUNDS, phase=5, local_steps=2, inner=5, restarts=2, slope=1.0)
+    settings = algorithm.schedule({"rounds": ROUNDS})
     sampling = sampling_by_name(None, algorithm, ROUNDS)
     mechanisms = {kind: Gaussian(kind, CLIP, 0.0, sampling) for kind in algorithm.kinds}
     run, counts = prepared(algorithm, settings, STEP.get(name, 0.5)), records.counts

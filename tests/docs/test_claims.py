@@ -20,7 +20,7 @@ from silodp.lab.studies.study import TRUST, demo
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.plan import calibrate
-from silodp.server.settings import default_shares, prepared, schedule
+from silodp.server.settings import default_shares, prepared
 from silodp.server.shuffled import calibrate_shuffled
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def test_the_readmes_figures_of_the_shuffler_are_the_tables():
 def test_a_totals_noise_exceeds_central_dps_by_what_the_page_says():
     """Standard deviations of SPIDER's releases in the study, at its sizes: 25 silos of 1238 records, 3394 parameters."""
     counts, algorithm, study = (1238,) * 25, ALGORITHMS["spider"], TRUST["trust-mnist"]
-    settings = schedule(algorithm, rounds=study.rounds, phase=2, local_steps=1, inner=1, restarts=1, slope=2.0)
+    settings = algorithm.schedule({"rounds": study.rounds, "phase": 2, "slope": 2.0})
     shares, run = default_shares(algorithm, settings), prepared(algorithm, settings, 1.0)
     mechanisms = {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in algorithm.kinds}
     over, less = [], []

@@ -18,8 +18,9 @@ from silodp.lab import tune
 from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
 from silodp.lab.planning_shuffle import planned_for
 from silodp.lab.simulation import simulate
+from silodp.server.algorithms import find
 from silodp.server.plan import calibrate
-from silodp.server.settings import find, prepared
+from silodp.server.settings import prepared
 from silodp.silo.data.records import Records
 
 SMALL = Shape((400,) * 5, 6)

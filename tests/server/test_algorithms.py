@@ -20,8 +20,13 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff
 from silodp.lab.simulation import simulate
-from silodp.server.algorithms import ALGORITHMS, Algorithm, diff2, prox_pl_svrg, prox_spider, prox_svrg, scaffold
+from silodp.server.algorithms import ALGORITHMS, WORDS, Algorithm
+from silodp.server.algorithms.diff2 import diff2
 from silodp.server.algorithms.difference import ask_difference
+from silodp.server.algorithms.prox_pl_svrg import prox_pl_svrg
+from silodp.server.algorithms.prox_svrg import prox_svrg
+from silodp.server.algorithms.scaffold import scaffold
+from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation, Uniform
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
@@ -41,13 +46,13 @@ COUNTS = (30, 50)
 LONG = {
     "prox-sgd": {"rounds": 120},
     "mb-sgd": {"rounds": 120},
-    "local-sgd": {"rounds": 120, "steps": 1},
-    "prox-svrg": {"epochs": 24, "inner": 5, "slope": 1.0},
-    "prox-pl-svrg": {"restarts": 30, "epochs": 2, "inner": 4, "slope": 1.0},
+    "local-sgd": {"rounds": 120, "local_steps": 1},
+    "prox-svrg": {"rounds": 120, "inner": 5, "slope": 1.0},
+    "prox-pl-svrg": {"restarts": 30, "rounds": 240, "inner": 4, "slope": 1.0},
     "spider": {"rounds": 120, "phase": 5, "slope": 1.0},
     "spider-alternate": {"rounds": 60, "slope": 1.0},
     "diff2": {"rounds": 120, "phase": 5, "slope": 1.0},
-    "scaffold": {"rounds": 120, "steps": 3},
+    "scaffold": {"rounds": 120, "local_steps": 3},
     "momentum": {"rounds": 120, "momentum": 0.9},
     "adam": {"rounds": 600, "momentum": 0.9},
     "disk": {"rounds": 120, "kappa": 0.4},
@@ -55,13 +60,13 @@ LONG = {
 SHORT = {
     "prox-sgd": ({"rounds": 6}, 6),
     "mb-sgd": ({"rounds": 6}, 6),
-    "local-sgd": ({"rounds": 4, "steps": 3}, 4),
-    "prox-svrg": ({"epochs": 2, "inner": 3, "slope": 1.0}, 6),
-    "prox-pl-svrg": ({"restarts": 2, "epochs": 2, "inner": 2, "slope": 1.0}, 10),
+    "local-sgd": ({"rounds": 4, "local_steps": 3}, 4),
+    "prox-svrg": ({"rounds": 6, "inner": 3, "slope": 1.0}, 6),
+    "prox-pl-svrg": ({"restarts": 2, "rounds": 8, "inner": 2, "slope": 1.0}, 10),
     "spider": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
     "spider-alternate": ({"rounds": 3, "slope": 1.0}, 6),
     "diff2": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
-    "scaffold": ({"rounds": 4, "steps": 3}, 4),
+    "scaffold": ({"rounds": 4, "local_steps": 3}, 4),
     "momentum": ({"rounds": 6, "momentum": 0.9}, 6),
     "adam": ({"rounds": 6, "momentum": 0.9}, 6),
     "disk": ({"rounds": 6, "kappa": 0.4}, 6),
@@ -156,13 +161,13 @@ def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_
 @pytest.mark.parametrize("case", CONVEX)
 def test_several_local_steps_find_the_optimum_of_silos_that_are_alike(case):
     problem, records, optimum, step = convex(case, alike=True)
-    check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings={"rounds": 40, "steps": 4}, step=step)
+    check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings={"rounds": 40, "local_steps": 4}, step=step)
 
 
 @pytest.mark.parametrize("case", CONVEX)
 def test_control_variates_take_out_the_drift_of_local_steps_in_silos_that_differ(case):
     problem, records, optimum, step = convex(case)
-    settings = {"rounds": 120, "steps": 4}
+    settings = {"rounds": 120, "local_steps": 4}
     check_optimum(ALGORITHMS["scaffold"], problem, records, optimum=optimum, settings=settings, step=step / 4)
     with pytest.raises(AssertionError, match="the reference has"):
         check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings=settings, step=step / 4)
@@ -250,7 +255,7 @@ def test_scaffold_is_that_of_silos_which_keep_their_own_control_variates(who):
     problem, records, _, step = convex("lasso")
     step, steps, w, c, own = step / 3, 3, torch.zeros(DIM), torch.zeros(DIM), {}
     draws = who()
-    for got in noiseless("scaffold", problem, records, who(), rounds=9, steps=steps, step=step):
+    for got in noiseless("scaffold", problem, records, who(), rounds=9, local_steps=steps, step=step):
         ends = []
         for i in draws.draw():
             control, y = own.get(i, c), w
@@ -271,7 +276,7 @@ def test_every_question_of_scaffold_goes_to_one_silo_and_drifts_cancel_where_all
             return type("Answer", (), {"value": torch.randn(1, len(silos), DIM), "silos": tuple(silos)})()
 
     fed = Federation(Channel(), Everyone(3))
-    list(scaffold(fed, Problem(nn.Linear(DIM, 1, bias=False), squared_error), torch.zeros(1, DIM), rounds=3, steps=2, step=0.5,
+    list(scaffold(fed, Problem(nn.Linear(DIM, 1, bias=False), squared_error), torch.zeros(1, DIM), rounds=3, local_steps=2, step=0.5,
                   minibatch=Gaussian("minibatch", 1.0, 1.0)))  # fmt: skip
     assert [silos for _, silos in asked] == [(0,), (1,), (2,)] * 3
     for r in range(3):
@@ -296,7 +301,7 @@ def test_diff2_is_spider_until_a_difference_passes_twice_the_clip_and_then_has_n
 
 
 def spoilt(run):
-    return Algorithm("spoilt", run, ("minibatch",), ("rounds",), "")
+    return Algorithm("spoilt", run, ("minibatch",), {"rounds": WORDS["rounds"]}, "")
 
 
 def unproxed(fed, problem, w, *, rounds, step, minibatch):
@@ -398,7 +403,7 @@ def heard(run, **settings):
 
 
 def test_an_epoch_of_svrg_asks_the_silos_that_gave_its_anchor():
-    log, _ = heard(prox_svrg, epochs=6, inner=4, slope=1.0)
+    log, _ = heard(prox_svrg, rounds=24, inner=4, slope=1.0)
     epochs = [log[i : i + 4] for i in range(0, 24, 4)]
     for epoch in epochs:
         assert [q.mechanism.kind for q, _ in epoch] == ["anchor", "refine", "refine", "refine"]
@@ -407,7 +412,7 @@ def test_an_epoch_of_svrg_asks_the_silos_that_gave_its_anchor():
 
 
 def test_differences_of_svrg_are_taken_to_the_anchors_own_point():
-    log, points = heard(prox_svrg, epochs=2, inner=3, slope=1.0)
+    log, points = heard(prox_svrg, rounds=6, inner=3, slope=1.0)
     assert all(torch.equal(q.statistic.reference, log[0][0].statistic.w) for q, _ in log[1:3])
     assert torch.equal(log[3][0].statistic.w, points[2])
     assert all(torch.equal(q.statistic.reference, points[2]) for q, _ in log[4:])
@@ -424,7 +429,7 @@ def test_spider_asks_an_anchor_every_phase_and_differences_of_consecutive_points
 
 
 def test_restarts_go_on_from_a_point_of_the_restart_before_and_the_last_yields_where_the_run_ends():
-    log, points = heard(prox_pl_svrg, restarts=3, epochs=2, inner=2, slope=1.0)
+    log, points = heard(prox_pl_svrg, restarts=3, rounds=12, inner=2, slope=1.0)
     anchors = [q.statistic.w for q, _ in log if isinstance(q.statistic, Grad)]
     for s in range(3):
         own = points[5 * s : 5 * s + 4]

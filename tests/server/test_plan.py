@@ -127,7 +127,7 @@ def test_a_partition_gone_through_twice_costs_twice():
 
 
 def test_a_local_step_counts_as_a_release():
-    local = planned("local-sgd", Budget(3.0, DELTA), [N], rounds=10, steps=5)
+    local = planned("local-sgd", Budget(3.0, DELTA), [N], rounds=10, local_steps=5)
     assert local.count("minibatch", 0) == 50
     assert multiplier(local, "minibatch") == pytest.approx(multiplier(planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50), "minibatch"))
 
@@ -223,7 +223,7 @@ def test_batches_without_a_record_are_refused_before_anything_is_spent():
 
 
 def test_a_dry_run_notes_every_query_in_order_and_touches_nothing():
-    run = functools.partial(ALGORITHMS["prox-svrg"].run, epochs=2, inner=3, slope=1.0, step=1.0)
+    run = functools.partial(ALGORITHMS["prox-svrg"].run, rounds=6, inner=3, slope=1.0, step=1.0)
     mechanisms = {kind: Gaussian(kind, 1.0, 1.0) for kind in ("anchor", "refine")}
     asked = dry_run(run, mechanisms, Balanced(4, 2, seed=0))
     assert [a.kind for a in asked] == ["anchor", "refine", "refine"] * 2
@@ -276,7 +276,7 @@ def test_the_papers_anchor_constant_at_phase_one_is_too_large_as_the_notes_compu
 
 
 def test_the_papers_local_sgd_constant_pays_for_every_local_step():
-    local = paper_multipliers("local-sgd", Budget(3.0, DELTA), {"rounds": 10, "steps": 5})
+    local = paper_multipliers("local-sgd", Budget(3.0, DELTA), {"rounds": 10, "local_steps": 5})
     assert local == pytest.approx(paper_multipliers("mb-sgd", Budget(3.0, DELTA), {"rounds": 50}))
 
 

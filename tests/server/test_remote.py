@@ -18,7 +18,10 @@ from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.protocol.codec import Answer, Refusal, decode_query, encode_reply
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.server.algorithms import local_sgd, prox_spider, prox_svrg, scaffold
+from silodp.server.algorithms.local_sgd import local_sgd
+from silodp.server.algorithms.prox_svrg import prox_svrg
+from silodp.server.algorithms.scaffold import scaffold
+from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.remote import Card, Remote, Timeouts
@@ -289,7 +292,7 @@ def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
     told = []
     channel, _, carrier = connect(problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t.answered))
     carrier.down = {"silo-0"}
-    settings = {"epochs": 2, "inner": 4, "step": 0.1, "slope": 1.0}
+    settings = {"rounds": 8, "inner": 4, "step": 0.1, "slope": 1.0}
     silent = {kind: Gaussian(kind, 1.0, 0.0) for kind in ("anchor", "refine")}
     run = prox_svrg(Federation(channel, Everyone(3)), problem, problem.initial([0]), **settings, **silent)
     next(run)
@@ -306,7 +309,7 @@ def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
 def test_scaffold_asks_silo_by_silo_and_ends_cleanly_where_one_is_absent(three):
     problem, records = three
     channel, _, carrier = connect(problem, records, timeouts=BRIEF)
-    mechanism = {"rounds": 3, "steps": 2, "step": 0.1, "minibatch": Gaussian("minibatch", 1.0, 0.0)}
+    mechanism = {"rounds": 3, "local_steps": 2, "step": 0.1, "minibatch": Gaussian("minibatch", 1.0, 0.0)}
     start = problem.initial([0])
     got = list(scaffold(Federation(channel, Everyone(3)), problem, start, **mechanism))
     wanted = list(scaffold(simulated_federation(problem, records, Everyone(3)), problem, start, **mechanism))
@@ -388,9 +391,9 @@ def test_releases_played_back_give_the_same_iterates_on_every_algorithm(gates):
     kinds = {kind: Gaussian(kind, 1.0, 200.0) for kind in ("anchor", "refine", "minibatch")}
     for name, run, wanted in (
         ("spider", lambda *a, **k: prox_spider(*a, rounds=4, phase=2, step=0.3, slope=1.0, **k), ("anchor", "refine")),
-        ("svrg", lambda *a, **k: prox_svrg(*a, epochs=2, inner=2, step=0.3, slope=1.0, **k), ("anchor", "refine")),
-        ("local", lambda *a, **k: local_sgd(*a, rounds=2, steps=2, step=0.3, **k), ("minibatch",)),
-        ("scaffold", lambda *a, **k: scaffold(*a, rounds=2, steps=2, step=0.3, **k), ("minibatch",)),
+        ("svrg", lambda *a, **k: prox_svrg(*a, rounds=4, inner=2, step=0.3, slope=1.0, **k), ("anchor", "refine")),
+        ("local", lambda *a, **k: local_sgd(*a, rounds=2, local_steps=2, step=0.3, **k), ("minibatch",)),
+        ("scaffold", lambda *a, **k: scaffold(*a, rounds=2, local_steps=2, step=0.3, **k), ("minibatch",)),
     ):
         channel = Remote(gates.cards, gates.direct(), run=f"replay-{name}", key=ASKER, timeouts=QUICK)
         chosen = {kind: kinds[kind] for kind in wanted}

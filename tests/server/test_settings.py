@@ -6,9 +6,9 @@ import pytest
 
 from silodp.core.errors import BadInput
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
-from silodp.server.algorithms import ALGORITHMS
+from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.federation import Balanced, Everyone, Uniform
-from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name
 
 SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "slope": 0.5, "momentum": 0.8, "kappa": 0.6}
 
@@ -18,20 +18,20 @@ SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "
     [
         ("prox-sgd", {"rounds": 24}),
         ("mb-sgd", {"rounds": 24}),
-        ("local-sgd", {"rounds": 24, "steps": 3}),
-        ("prox-svrg", {"epochs": 4, "inner": 6, "slope": 0.5}),
-        ("prox-pl-svrg", {"restarts": 2, "epochs": 2, "inner": 6, "slope": 0.5}),
+        ("local-sgd", {"rounds": 24, "local_steps": 3}),
+        ("prox-svrg", {"rounds": 24, "inner": 6, "slope": 0.5}),
+        ("prox-pl-svrg", {"restarts": 2, "rounds": 24, "inner": 6, "slope": 0.5, "seed": 0}),
         ("spider", {"rounds": 24, "phase": 4, "slope": 0.5}),
         ("spider-alternate", {"rounds": 24, "slope": 0.5}),
         ("diff2", {"rounds": 24, "phase": 4, "slope": 0.5}),
-        ("scaffold", {"rounds": 24, "steps": 3}),
+        ("scaffold", {"rounds": 24, "local_steps": 3}),
         ("momentum", {"rounds": 24, "momentum": 0.8}),
-        ("adam", {"rounds": 24, "momentum": 0.8}),
+        ("adam", {"rounds": 24, "momentum": 0.8, "decay": 0.999, "floor": 1e-8}),
         ("disk", {"rounds": 24, "kappa": 0.6}),
     ],
 )
 def test_an_algorithm_takes_its_own_settings_and_no_others(name, taken):
-    assert schedule(find(name), **SAID) == taken
+    assert find(name).schedule(SAID) == taken
 
 
 def test_every_algorithm_is_found_by_its_name():
@@ -62,15 +62,17 @@ def test_every_algorithm_is_found_by_its_name():
 )
 def test_a_schedule_that_cannot_be_run_is_refused(name, change, sentence):
     with pytest.raises(BadInput, match=sentence):
-        schedule(find(name), **SAID | change)
+        find(name).schedule(SAID | change)
 
 
 def test_a_phase_matters_only_to_those_who_have_one():
-    assert schedule(find("mb-sgd"), **SAID | {"phase": 99}) == {"rounds": 24}
+    assert find("mb-sgd").schedule(SAID | {"phase": 99}) == {"rounds": 24}
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
-    with pytest.raises(BadInput, match=r"^algorithm 'lamb' is unknown; choose one of prox-sgd, mb-sgd, .*, disk$"):
+    with pytest.raises(
+        BadInput, match=r"^algorithm 'lamb' is unknown; choose one of adam, diff2, .*, spider-alternate, or give FILE.py:NAME$"
+    ):
         find("lamb")
 
 

@@ -18,9 +18,10 @@ from silodp.core.sampling import DisjointBatches
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.core.weights import Weights
 from silodp.lab.simulation import simulate
+from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
-from silodp.server.settings import default_shares, find, prepared, sampling_by_name, schedule
+from silodp.server.settings import default_shares, prepared, sampling_by_name
 from silodp.server.shuffled import Kind, ShuffledFederation, calibrate_shuffled, numerical
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
@@ -37,7 +38,7 @@ RECORDS = Records.of([(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(
 
 def planned(name: str, budgets, *, participation=None, least=4, clip=1.0):
     algorithm = find(name)
-    settings = schedule(algorithm, rounds=8, phase=4, local_steps=1, inner=2, restarts=2, slope=1.0)
+    settings = algorithm.schedule({"rounds": 8, "phase": 4, "inner": 2, "slope": 1.0})
     run = prepared(algorithm, settings, 0.5)
     sampling = sampling_by_name(None, algorithm, 8)
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}

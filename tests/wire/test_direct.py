@@ -18,7 +18,7 @@ from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
 from silodp.cli import app as cli
 from silodp.cli.federation import _command
 from silodp.core.mechanisms import Gaussian
-from silodp.server.algorithms import prox_spider
+from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.peers import Folder, Peer
 from silodp.server.remote import Remote, Timeouts

@@ -108,12 +108,12 @@ def _one_run(
     rounds: int, *, as_json: bool, **order: Any,
 ) -> None:  # fmt: skip
     from silodp.lab.audit import onerun
-    from silodp.server.settings import find, schedule
+    from silodp.server.algorithms import find
 
     x, y, classes = onerun.own_records(data, silo, label, data_dir)
     rows = []
     for name in algorithms:
-        settings = schedule(find(name), rounds=rounds, phase=min(5, rounds), local_steps=2, inner=min(5, rounds), restarts=1, slope=1.0)
+        settings = find(name).schedule({"rounds": rounds, "phase": min(5, rounds), "inner": min(5, rounds), "restarts": 1})
         rows += [onerun.one_run(onerun.OneRun(name, settings, e, **order), x, y, classes, seed=seed) for e in epsilons]
     if as_json:
         dump({"rows": rows})

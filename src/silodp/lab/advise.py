@@ -26,9 +26,9 @@ from silodp.core.problem.problem import Problem
 from silodp.lab.planning import Wish, default_delta, finite
 from silodp.lab.planning_shuffle import TRUSTS, planned_for
 from silodp.lab.simulation import simulate
+from silodp.server.algorithms import find
 from silodp.server.output import output
 from silodp.server.plan import with_multipliers
-from silodp.server.settings import find, schedule
 from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 from silodp.testing.evaluate import error_rate
@@ -180,7 +180,7 @@ def accuracies(
     """(J,): accuracy of each point at its noise (std of the mean for a clip of 1), as one batch of runs on one synthetic data set."""
     pool = min(shape.effective, POOL)
     split, problem, algorithm = synthetic(shape, [pool], trial), shape.problem(), find(candidate.algorithm)
-    settings = schedule(algorithm, **candidate.wish(shape, "isrl").schedule)
+    settings = algorithm.schedule(candidate.wish(shape, "isrl").schedule)
     columns = {name: torch.tensor([[p[name]] for p in points]) for name in points[0]}
     clip = columns.pop("clip")
     mechanisms = {

@@ -18,7 +18,7 @@ from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.engine.clipping import choose, task
 from silodp.engine.task import Task
-from silodp.server.settings import find
+from silodp.server.algorithms import find
 
 SAMPLE = 2**26
 """Bytes of temporaries, as the engine reckons them, of the made-up records: enough to outweigh the model's own parameters."""

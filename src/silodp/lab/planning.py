@@ -15,9 +15,10 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, record_budget_for_user, rounded_up, user_level
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import isrl as theory
+from silodp.server.algorithms import find
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers
-from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Wish:
 def planned(wish: Wish) -> dict:
     """The answer that `silodp plan --json` prints; "releases" and the totals are those of the first silo, "silos" has them all."""
     algorithm = find(wish.algorithm)
-    settings = schedule(algorithm, **wish.schedule)
+    settings = algorithm.schedule(wish.schedule)
     if any(n < 1 for n in wish.records):
         raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
     targets = [Budget(wish.epsilon, wish.delta if wish.delta is not None else default_delta(n)) for n in wish.records]

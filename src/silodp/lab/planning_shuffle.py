@@ -24,7 +24,8 @@ from silodp.core.theory import isrl as theory
 from silodp.core.theory import shuffle as theory_shuffle
 from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
 from silodp.server import shuffled
-from silodp.server.settings import find, sampling_by_name, schedule
+from silodp.server.algorithms import find
+from silodp.server.settings import sampling_by_name
 
 TRUSTS = ("isrl", "shuffle", "central")
 
@@ -122,7 +123,7 @@ def _dimension(wish: Wish) -> int:
 
 def _sampling(wish: Wish) -> FullBatch | DisjointBatches:
     algorithm = find(wish.algorithm)
-    if "steps" in algorithm.settings:
+    if "local_steps" in algorithm.settings:
         raise BadInput(f"{wish.algorithm} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
     sampling = sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"])
     if not isinstance(sampling, FullBatch | DisjointBatches):
@@ -140,7 +141,7 @@ def _attendance(participation: str, silos: int) -> tuple[int, int]:
 def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
     """The kinds of release with the noise multipliers that fill the budget under ISRL-DP in every silo."""
     algorithm = find(wish.algorithm)
-    plan = noise_plan(wish, algorithm, schedule(algorithm, **wish.schedule), [budget] * len(wish.records))
+    plan = noise_plan(wish, algorithm, algorithm.schedule(wish.schedule), [budget] * len(wish.records))
     silos = len(wish.records)
     return [
         _Kind(

@@ -20,7 +20,8 @@ from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.lab.hidden import mark_of
 from silodp.lab.local import Order, train
 from silodp.lab.planning import check_seed, default_delta, finite, warn_of_delta
-from silodp.server.settings import find, participation_by_name, sampling_by_name, schedule
+from silodp.server.algorithms import find
+from silodp.server.settings import participation_by_name, sampling_by_name
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.heldout import split_records
@@ -70,7 +71,7 @@ def run_request(request: Request, *, quiet: bool, resume: bool = False) -> dict:
     """Checks everything that can be checked without data, loads, trains; with `resume` the run that was interrupted in its folder."""
     check_seed(request.seed)
     algorithm = find(request.algorithm)
-    settings = schedule(algorithm, **request.schedule)
+    settings = algorithm.schedule(request.schedule)
     sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
     records, classes, _, held_out, scale = load_records(request)
     budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))

@@ -35,11 +35,12 @@ from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import default_delta, finite, warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
-from silodp.server.settings import default_shares, find, schedule
+from silodp.server.settings import default_shares
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
@@ -187,7 +188,7 @@ class Candidate:
     def run(self, fed: Port, problem, w: Tensor, mechanisms: dict[str, Gaussian]) -> Iterator[Tensor]:
         algorithm = find(self.algorithm)
         given = {"rounds": self.rounds, "phase": self.phase, "local_steps": 1, "inner": 1, "restarts": 1, "slope": self.slope}
-        return algorithm.run(fed, problem, w, step=self.step, **schedule(algorithm, **given), **mechanisms)
+        return algorithm.run(fed, problem, w, step=self.step, **algorithm.schedule(given), **mechanisms)
 
     def shares(self) -> dict[str, float]:
         algorithm = find(self.algorithm)

@@ -27,5 +27,5 @@ def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[st
         case "mb-sgd":
             return {"minibatch": math.sqrt(2 * rounds * log2) / budget.epsilon}
         case "local-sgd":
-            return {"minibatch": math.sqrt(2 * rounds * settings["steps"] * log2) / budget.epsilon}
+            return {"minibatch": math.sqrt(2 * rounds * settings["local_steps"] * log2) / budget.epsilon}
     raise BadInput(f"the paper gives no experimental noise constants for {algorithm}; use --noise exact")

@@ -34,6 +34,7 @@ from silodp.core.protocol.codec import Answer, Sealed
 from silodp.core.protocol.quote import HoldReply
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.weights import Weights
+from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.plan import Plan, calibrate
@@ -43,7 +44,7 @@ from silodp.server.quote import Holds
 from silodp.server.remote import MAY_PASS, Card, Carrier, QuestionReport, Remote, Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.run_totals import agree_on_rule, least_of, plan_totals
-from silodp.server.settings import default_shares, find, participation_by_name, prepared, sampling_by_name, schedule
+from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name
 from silodp.server.shuffled import ShuffledFederation
 
 
@@ -105,7 +106,7 @@ def plan_order(order: Order, cards: Sequence[Card]) -> tuple[Plan, Any]:
     """The noise with which the whole run fits each silo's budget, and the algorithm ready to run."""
     algorithm = find(order.algorithm)
     names = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "momentum", "kappa")
-    settings = schedule(algorithm, **{name: getattr(order, name) for name in names})
+    settings = algorithm.schedule({name: getattr(order, name) for name in names})
     sampling = sampling_by_name(order.sampling, algorithm, order.rounds)
     if not isinstance(sampling, FullBatch | DisjointBatches):
         raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")

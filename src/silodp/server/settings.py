@@ -10,42 +10,8 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
-from silodp.server.algorithms import ALGORITHMS, Algorithm
+from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Balanced, Everyone, Uniform
-
-
-def find(name: str) -> Algorithm:
-    if name not in ALGORITHMS:
-        raise BadInput(f"algorithm {name!r} is unknown; choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]
-
-
-def schedule(
-    algorithm: Algorithm, *, rounds: int, phase: int, local_steps: int, inner: int, restarts: int, slope: float,
-    momentum: float = 0.9, kappa: float = 0.7,
-) -> dict[str, int | float]:  # fmt: skip
-    """The settings that `algorithm` takes, out of all that a user may give; what cannot be run is refused."""
-    for name, value in (("rounds", rounds), ("phase", phase), ("local steps", local_steps), ("inner steps", inner), ("restarts", restarts)):
-        if value < 1:
-            raise BadInput(f"{name} is {value}; it must be 1 or more")
-    if not slope > 0:
-        raise BadInput(f"slope is {slope:g}; it must be greater than 0 (inf to clip at 2 L alone)")
-    if algorithm.name == "diff2" and math.isinf(slope):
-        raise BadInput("slope is inf, but diff2 has no other bound on a difference; give a finite slope, or use spider")
-    if not 0 <= momentum < 1:
-        raise BadInput(f"momentum is {momentum:g}; it must be 0 or more, and less than 1")
-    if not 0 < kappa <= 1:
-        raise BadInput(f"kappa is {kappa:g}; it must be greater than 0, and at most 1 (which is mb-sgd)")
-    if "phase" in algorithm.settings and phase > rounds:
-        raise BadInput(f"phase is {phase} but there are only {rounds} rounds; choose a phase between 1 and {rounds}")
-    per_epoch = inner * (restarts if "restarts" in algorithm.settings else 1)
-    if "epochs" in algorithm.settings and rounds < per_epoch:
-        raise BadInput(f"{rounds} rounds are less than one epoch of {per_epoch} inner steps; use fewer inner steps or more rounds")
-    known = {
-        "rounds": rounds, "phase": phase, "steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
-        "epochs": rounds // per_epoch, "momentum": momentum, "kappa": kappa,
-    }  # fmt: skip
-    return {name: known[name] for name in algorithm.settings}
 
 
 def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterator[Tensor]]:
@@ -59,11 +25,15 @@ def default_shares(algorithm: Algorithm, settings: dict, anchor: float | None = 
     The default minimises the mean noise variance of the carried estimate over the rounds between two anchors if differences are clipped at a quarter
     of the anchor's clip on average (at twice the clip if the slope is inf): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
     """
-    if len(algorithm.kinds) == 1:
-        return None
+    if set(algorithm.kinds) != {"anchor", "refine"}:
+        if anchor is not None and len(algorithm.kinds) > 1:
+            raise BadInput(
+                f"{algorithm.name} has no anchors and differences, but {', '.join(algorithm.kinds)}; leave the anchors' share out"
+            )
+        return dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds)) if len(algorithm.kinds) > 1 else None
     if anchor is None:
         q = max(2, settings.get("phase") or settings.get("inner") or 2)
-        ratio = 2.0 if math.isinf(settings["slope"]) else 0.25
+        ratio = 2.0 if math.isinf(settings.get("slope", 1.0)) else 0.25
         odds = math.sqrt(2 / (q * (q - 1))) / ratio
         anchor = odds / (1 + odds)
     if not 0 < anchor < 1:
@@ -77,7 +47,7 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
     if name == "full":
         return FullBatch()
     if name == "disjoint":
-        if algorithm.kinds != ("minibatch",) or "steps" in algorithm.settings:
+        if len(algorithm.kinds) != 1 or "local_steps" in algorithm.settings:
             raise BadInput(f"{algorithm.name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd")
         return DisjointBatches(rounds)
     if name in ("poisson", "without-replacement"):

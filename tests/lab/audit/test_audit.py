@@ -206,7 +206,7 @@ def few(epsilon, algorithm="mb-sgd", **more):
         "mb-sgd": {"rounds": 3},
         "prox-sgd": {"rounds": 3},
         "spider": {"rounds": 4, "phase": 2, "slope": 1.0},
-        "local-sgd": {"rounds": 2, "steps": 2},
+        "local-sgd": {"rounds": 2, "local_steps": 2},
     }
     return onerun.OneRun(algorithm, settings[algorithm], epsilon, canaries=200, **more)
 

@@ -27,8 +27,9 @@ from silodp.core.statistics import GradDiff, LocalSteps, SteeredSteps
 from silodp.engine.clipping import clipped_sum
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
+from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Federation
-from silodp.server.settings import default_shares, find, prepared, sampling_by_name
+from silodp.server.settings import default_shares, prepared, sampling_by_name
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records

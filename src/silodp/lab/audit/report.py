@@ -29,8 +29,7 @@ from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_tot
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.studies.sweep import spread
-from silodp.server.algorithms import ALGORITHMS
-from silodp.server.settings import find
+from silodp.server.algorithms import ALGORITHMS, find
 
 RUNS = 20_000
 CLAIMS = (1.0, 6.0)
@@ -40,13 +39,13 @@ ALARM = 1e-6
 SETTINGS: dict[str, dict[str, float]] = {
     "mb-sgd": {"rounds": 4},
     "prox-sgd": {"rounds": 4},
-    "prox-svrg": {"epochs": 2, "inner": 3, "slope": 1.0},
+    "prox-svrg": {"rounds": 6, "inner": 3, "slope": 1.0},
     "spider": {"rounds": 6, "phase": 3, "slope": 1.0},
-    "local-sgd": {"rounds": 3, "steps": 2},
-    "prox-pl-svrg": {"restarts": 2, "epochs": 1, "inner": 3, "slope": 1.0},
+    "local-sgd": {"rounds": 3, "local_steps": 2},
+    "prox-pl-svrg": {"restarts": 2, "rounds": 6, "inner": 3, "slope": 1.0},
     "spider-alternate": {"rounds": 3, "slope": 1.0},
     "diff2": {"rounds": 6, "phase": 3, "slope": 1.0},
-    "scaffold": {"rounds": 3, "steps": 2},
+    "scaffold": {"rounds": 3, "local_steps": 2},
     "momentum": {"rounds": 4, "momentum": 0.5},
     "adam": {"rounds": 4, "momentum": 0.9},
     "disk": {"rounds": 4, "kappa": 0.7},

@@ -28,9 +28,10 @@ from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.transcript import CLIP, Case, Stage, no_partition, played
+from silodp.server.algorithms import find
 from silodp.server.federation import Everyone
 from silodp.server.plan import Plan
-from silodp.server.settings import default_shares, find
+from silodp.server.settings import default_shares
 from silodp.server.shuffled import ShuffledFederation
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records

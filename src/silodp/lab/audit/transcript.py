@@ -23,9 +23,10 @@ from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, 
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
+from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Federation
 from silodp.server.plan import Plan
-from silodp.server.settings import default_shares, find, prepared
+from silodp.server.settings import default_shares, prepared
 from silodp.silo.data.records import Records
 from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess

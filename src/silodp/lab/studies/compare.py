@@ -16,7 +16,8 @@ from silodp.core.errors import BadInput
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
-from silodp.server.settings import find, sampling_by_name
+from silodp.server.algorithms import find
+from silodp.server.settings import sampling_by_name
 from silodp.silo.data.datasets import DATASETS, Split
 
 NOTE = "Tuning (by training loss, as in the paper) and standardisation of the features look at the data and are not charged to the budget."
@@ -118,7 +119,7 @@ def _row(curve: str, epsilon: float, runs: Sequence[dict[str, str]]) -> dict:
     }
 
 
-SETTINGS = ("phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa")
+SETTINGS = ("phase", "local_steps", "share", "step", "clip", "slope", "momentum", "kappa")
 
 
 def _curves(run: dict[str, str], study: Study) -> list[str]:

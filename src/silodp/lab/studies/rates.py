@@ -177,7 +177,7 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
     run, rest, share = partial(run, slope=c.smoothness), 0.0, 1.0
     if algorithm in ("prox-svrg", "prox-pl-svrg"):
         anchors, counted = S * (plan.epochs or 0), range((S - 1) * (R + 1), (S - 1) * (R + 1) + R)
-        run = partial(run, epochs=plan.epochs, inner=plan.inner_steps)
+        run = partial(run, rounds=anchors * (plan.inner_steps or 0), inner=plan.inner_steps)
         run = partial(run, restarts=S, seed=draw) if algorithm == "prox-pl-svrg" else run
     else:
         gap = c.need("gap", "SPIDER")

@@ -13,8 +13,9 @@ from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.models import lenet, model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.lab.studies.sweep import Arm
+from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Uniform
-from silodp.server.settings import default_shares, find
+from silodp.server.settings import default_shares
 
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 
@@ -142,7 +143,7 @@ def _mb_sgd(study: Study, curve: str, noise: str) -> list[Arm]:
 
 def _local(study: Study, curve: str, noise: str, algorithm: str = "local-sgd") -> list[Arm]:
     grid = {"step": study.grid.local_steps or study.grid.steps, "clip": study.grid.clips}
-    return [Arm(curve, algorithm, {"rounds": study.rounds, "steps": k}, grid, noise) for k in study.grid.local]
+    return [Arm(curve, algorithm, {"rounds": study.rounds, "local_steps": k}, grid, noise) for k in study.grid.local]
 
 
 def _rival(study: Study, algorithm: str, **grid: tuple[float, ...]) -> list[Arm]:

@@ -172,7 +172,7 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence
 # --- the store ------------------------------------------------------------------------------------------------------------------
 
 COLUMNS: tuple[str, ...] = (
-    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa",
+    "unit", "curve", "trial", "epsilon", "rounds", "phase", "local_steps", "share", "step", "clip", "slope", "momentum", "kappa",
     "train_loss", "test_error", "spent_epsilon",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ def adam(
     fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, momentum: Number, minibatch: Gaussian,
     decay: float = 0.999, floor: float = 1e-8,
 ) -> Iterator[Tensor]:  # fmt: skip
-    """Kingma & Ba (2015), with momentum = beta_1, decay = beta_2 and floor = their epsilon. Noise is part of the second moment v.
+    """MB-SGD with Adam on the server. Kingma & Ba (2015): momentum = beta_1, decay = beta_2, floor = their epsilon; v holds the noise too.
 
     The prox keeps the Euclidean metric, as AdamW's weight decay does: exact for f1 = 0 and for boxes, but another penalty is weighed
     against the gradient divided by sqrt(v), not against the gradient.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Annotated
 
 from torch import Tensor
 
@@ -11,13 +12,19 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.server.algorithms.difference import ask_difference
+from silodp.server.algorithms.signature import Setting
 from silodp.server.federation import Port
+
+FINITE = Setting(finite=True, because="diff2 has no other bound on a difference; give a finite slope, or use spider")
 
 
 def diff2(
-    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
-) -> Iterator[Tensor]:
-    """A gradient clipped at C_1 = anchor.clip every T = `phase` rounds, and between them differences clipped at C_2 ||w_r - w_{r-1}||,
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian,
+    slope: Annotated[Number, FINITE],
+) -> Iterator[Tensor]:  # fmt: skip
+    """DIFF2: differences clipped by the move of w alone.
+
+    A gradient clipped at C_1 = anchor.clip every T = `phase` rounds, and between them differences clipped at C_2 ||w_r - w_{r-1}||,
     C_2 = slope: FedProx-SPIDER without its cap of 2 C_1, the same iterates as long as slope x move stays below that.
 
     The paper hands over a uniformly random iterate (output rule "random") and has f1 = 0; its other subroutine, local steps, is not here.

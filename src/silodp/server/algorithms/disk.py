@@ -13,7 +13,9 @@ from silodp.server.federation import Port
 
 
 def disk(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, kappa: Number, minibatch: Gaussian) -> Iterator[Tensor]:
-    """h_r = (1 - kappa) h_{r-1} + kappa g_r, with g_r asked ahead of w_r by gamma times its last move; kappa = 1 is MB-SGD.
+    """DiSK: MB-SGD through a Kalman filter on the server.
+
+    h_r = (1 - kappa) h_{r-1} + kappa g_r, with g_r asked ahead of w_r by gamma times its last move; kappa = 1 is MB-SGD.
 
     The paper's g_r weighs gradients at w_r and ahead of it and clips the two as one; at its gamma = (1 - kappa) / kappa the weight of
     the first is zero. This is that form: one Grad a round, at the price of MB-SGD. On a quadratic h_r has the mean grad f0(w_r).

@@ -12,8 +12,10 @@ from silodp.core.statistics import LocalSteps
 from silodp.server.federation import Port
 
 
-def local_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
-    """Each silo takes `steps` noisy proximal steps of its own from w_r; w_{r+1} is the mean of where they end."""
+def local_sgd(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, local_steps: int, step: Number, minibatch: Gaussian
+) -> Iterator[Tensor]:
+    """FedAvg with noisy local steps: each silo takes `local_steps` proximal steps from w_r, and w_{r+1} is the mean of where they end."""
     for r in range(rounds):
-        w = w + fed.mean(Query(LocalSteps(w, steps, step), minibatch.at(r)))
+        w = w + fed.mean(Query(LocalSteps(w, local_steps, step), minibatch.at(r)))
         yield w

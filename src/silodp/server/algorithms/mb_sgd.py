@@ -12,5 +12,5 @@ from silodp.server.federation import Port
 
 
 def mb_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
-    """The same step as Prox-SGD; what differs is the sampling that it is given, and so its price."""
+    """Minibatch SGD, every round on all records or a fresh batch: Prox-SGD on another sampling, and so at another price."""
     yield from prox_sgd(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)

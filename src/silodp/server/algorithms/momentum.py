@@ -15,7 +15,9 @@ from silodp.server.federation import Port
 def heavy_ball(
     fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, momentum: Number, minibatch: Gaussian
 ) -> Iterator[Tensor]:
-    """w_{r+1} = prox(w_r - step g_r + momentum (w_r - w_{r-1}), step): iPiano (Ochs et al. 2014), and torch's SGD where f1 = 0.
+    """MB-SGD with server momentum.
+
+    w_{r+1} = prox(w_r - step g_r + momentum (w_r - w_{r-1}), step): iPiano (Ochs et al. 2014), and torch's SGD where f1 = 0.
 
     The last move, not a velocity, goes through the prox: with a velocity g / (1 - momentum) would stand against one f1.
     """

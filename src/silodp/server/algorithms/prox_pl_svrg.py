@@ -5,18 +5,28 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.server.algorithms.prox_svrg import prox_svrg
 from silodp.server.federation import Port
 
 
-def prox_pl_svrg(fed: Port, problem: Problem, w: Tensor, *, restarts: int, seed: int = 0, **svrg) -> Iterator[Tensor]:
-    """S restarts, each from a uniformly random iterate of the one before (public coins); the last yields where the run ends."""
-    coins = np.random.default_rng(seed)
+def prox_pl_svrg(
+    fed: Port, problem: Problem, w: Tensor, *, restarts: int, rounds: int, inner: int, step: Number, anchor: Gaussian, refine: Gaussian,
+    slope: Number, seed: int = 0,
+) -> Iterator[Tensor]:  # fmt: skip
+    """FedProx-PL-SVRG: SVRG with restarts, which share `rounds` in whole epochs.
+
+    Each starts from a uniformly random iterate of the one before (public coins of `seed`); the last yields where the run ends.
+    """
+    coins, length = np.random.default_rng(seed), rounds // (restarts * inner) * inner
     for _ in range(restarts):
-        chosen = int(coins.integers(svrg["epochs"] * svrg["inner"]))
+        chosen = int(coins.integers(length))
         start = w
-        for t, point in enumerate(prox_svrg(fed, problem, start, **svrg)):
+        for t, point in enumerate(
+            prox_svrg(fed, problem, start, rounds=length, inner=inner, step=step, anchor=anchor, refine=refine, slope=slope)
+        ):
             if t == chosen:
                 w = point
             yield point

@@ -1,6 +1,7 @@
 """ISRL-DP Noisy Prox-SGD (the paper's algorithm "LDP Prox"): a noisy minibatch gradient, then a proximal step."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
 from torch import Tensor
 
@@ -8,12 +9,18 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches
 from silodp.core.statistics import Grad
 from silodp.server.federation import Port
 
 
-def prox_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
-    """w_{r+1} = prox(w_r - step g_r, step), g_r the mean over silos of batch r. The theorem takes disjoint batches and step 1/(2 beta)."""
+def prox_sgd(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Annotated[Gaussian, DisjointBatches]
+) -> Iterator[Tensor]:
+    """Noisy Prox-SGD on disjoint batches.
+
+    w_{r+1} = prox(w_r - step g_r, step), g_r the mean over silos of batch r. The theorem takes disjoint batches and step 1/(2 beta).
+    """
     for r in range(rounds):
         g = fed.mean(Query(Grad(w), minibatch.at(r)))
         w = problem.prox(w - step * g, step)

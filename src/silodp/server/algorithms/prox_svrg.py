@@ -14,11 +14,11 @@ from silodp.server.federation import Port
 
 
 def prox_svrg(
-    fed: Port, problem: Problem, w: Tensor, *, epochs: int, inner: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, inner: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
 ) -> Iterator[Tensor]:
-    """E epochs of Q inner steps. The anchor's noise is drawn once an epoch and reused, so it costs once; the first inner step stands
+    """FedProx-SVRG: as many epochs of `inner` steps as `rounds` holds. The anchor's noise is drawn once an epoch and reused, so it costs once; the first inner step stands
     at the anchor's point, where the difference is zero and need not be asked."""
-    for _ in range(epochs):
+    for _ in range(rounds // inner):
         silos, center = fed.cohort(), w
         g = silos.mean(Query(Grad(center), anchor))
         for t in range(inner):

@@ -14,8 +14,12 @@ from silodp.core.statistics import SteeredSteps
 from silodp.server.federation import Absent, Port
 
 
-def scaffold(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:
-    """Silo i steps along g_i - c_i + c, where c_i is its mean gradient of the last round that it answered and c the mean of all c_i.
+def scaffold(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, local_steps: int, step: Number, minibatch: Gaussian
+) -> Iterator[Tensor]:
+    """DP-SCAFFOLD: local steps with public control variates.
+
+    Silo i steps along g_i - c_i + c, where c_i is its mean gradient of the last round that it answered and c the mean of all c_i.
 
     Both follow from releases, so a silo keeps no state and pays for its local steps alone; a silo asked for the first time has c_i = c.
     """
@@ -25,8 +29,8 @@ def scaffold(fed: Port, problem: Problem, w: Tensor, *, rounds: int, steps: int,
         for i, silo in fed.each().items():
             drift = c - known.get(i, c)
             with suppress(Absent):  # the round goes on without this one
-                moves.append(silo.mean(Query(SteeredSteps(w, steps, step, drift), minibatch.at(r))))
-                known[i] = -moves[-1] / (steps * step) - drift
+                moves.append(silo.mean(Query(SteeredSteps(w, local_steps, step, drift), minibatch.at(r))))
+                known[i] = -moves[-1] / (local_steps * step) - drift
         if not moves:
             raise Absent("no silo has answered this round")
         w, c = w + torch.stack(moves).mean(0), torch.stack(list(known.values())).mean(0)

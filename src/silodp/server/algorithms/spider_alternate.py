@@ -16,7 +16,7 @@ from silodp.server.federation import Port
 def spider_alternate(
     fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
 ) -> Iterator[Tensor]:
-    """Two half-rounds a round: a step along a fresh gradient v, then a step along v plus the difference that the first step made."""
+    """Fed-SPIDER in two half-rounds a round: a step along a fresh gradient v, then a step along v plus the difference that the first step made."""
     for _ in range(rounds):
         v = fed.mean(Query(Grad(w), anchor))
         half = problem.prox(w - step * v, step)

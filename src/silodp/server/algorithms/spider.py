@@ -16,7 +16,7 @@ from silodp.server.federation import Port
 def prox_spider(
     fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, step: Number, anchor: Gaussian, refine: Gaussian, slope: Number
 ) -> Iterator[Tensor]:
-    """A fresh anchor every `phase` rounds; between anchors the estimate h is carried on by noisy gradient differences, whose noise
+    """FedProx-SPIDER: a fresh anchor every `phase` rounds; between anchors the estimate h is carried on by noisy gradient differences, whose noise
     shrinks with the move of w. phase = 1 is MB-SGD; slope = inf clips differences at 2 L alone."""
     h = prev = w
     for r in range(rounds):

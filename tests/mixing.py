@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.relay import Outcome, Request, decode_outcome, encode_request
-from silodp.shuffler.daemon import public
+from silodp.host.keys import public
 from silodp.shuffler.door import Door
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import Store

@@ -59,7 +59,7 @@ PLANTED = [
     ("shuffler/__init__.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
     ("shuffler/pool.py", "from silodp.silo import records", "the shuffler imports core and host only"),
     ("shuffler/door.py", "from silodp.server import remote", "the shuffler imports core and host only"),
-    ("host/listening.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
+    ("host/listener.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
 ]
 
 

@@ -20,13 +20,14 @@ from silodp.cli.app import app
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.protocol.card import Card
+from silodp.host.keys import read_key
 from silodp.lab import scoring
 from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Remote, Timeouts
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import approved_problem, read_key, read_records
+from silodp.silo.service.daemon import approved_problem, read_records
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision

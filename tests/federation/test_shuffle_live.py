@@ -51,13 +51,14 @@ from silodp.core.protocol.relay import (
 )
 from silodp.core.query import Query
 from silodp.core.weights import Weights
+from silodp.host.keys import public
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
 from silodp.server.remote import Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote
 from silodp.server.run import Conduct, Order, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation
-from silodp.shuffler.daemon import public, read_keys
+from silodp.shuffler.daemon import read_keys
 from silodp.shuffler.door import Door
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import Settings

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mixing import ROSTER, SERVER
-from silodp.cli import shuffler as shuffler_commands
 from silodp.core.errors import BadInput
+from silodp.host.keys import public
 from silodp.host.ownership import changeable, exposed, reachable
 from silodp.shuffler import daemon as shuffler_daemon
-from silodp.shuffler.daemon import public
+from silodp.shuffler import provision as shuffler_commands
 from silodp.silo.service import daemon
 from silodp.silo.service.policy import Place, Shuffling
 from silodp.silo.service.provision import provision

@@ -328,7 +328,7 @@ def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, mo
     def die(*args, **more):
         raise Dies
 
-    for where in ("silodp.lab.tune.write_atomically", "silodp.lab.tune.clean_up"):
+    for where in ("silodp.lab.tune.atomic.write", "silodp.lab.tune.clean_up"):
         with monkeypatch.context() as patch:
             patch.setattr(where, die)
             with pytest.raises(Dies):

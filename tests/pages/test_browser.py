@@ -18,7 +18,7 @@ from looking import PATIENCE, TOKEN, served, started, until
 from silodp.cli import app as cli
 from silodp.core.figures import left_of
 from silodp.core.privacy.accounting import rounded_up
-from silodp.host.listening import tally
+from silodp.host.log import tally
 from silodp.pages import runs
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.pause import paused, set_paused

@@ -6,9 +6,9 @@ import stat
 import pytest
 
 from mixing import ROSTER, SERVER
-from silodp.cli.shuffler import enrol, provision
 from silodp.core.errors import BadInput
-from silodp.shuffler.daemon import public
+from silodp.host.keys import public
+from silodp.shuffler.provision import enrol, provision
 from silodp.shuffler.settings import Settings
 
 

@@ -12,7 +12,7 @@ from mixing import BITS, DIMENSION, LARGEST, OTHER, ROUND, SEAL, STRANGER, box, 
 from silodp.core.errors import Refused
 from silodp.core.protocol.box import _INFO, _SUITE
 from silodp.core.protocol.relay import DROPPED, Request
-from silodp.shuffler.daemon import public
+from silodp.host.keys import public
 
 GOOD = [box(i) for i in range(3)]
 

@@ -33,8 +33,9 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol import frames
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.relay import DECLINED, REQUEST, Declined, Passed, encode_outcome
+from silodp.host.keys import public
 from silodp.shuffler import store as store_module
-from silodp.shuffler.daemon import line_of, public
+from silodp.shuffler.daemon import line_of
 from silodp.shuffler.store import Store
 
 KEYS = {"seal": public(SEAL), "sign": public(SIGN)}

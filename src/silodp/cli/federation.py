@@ -157,7 +157,7 @@ def _make(
         pseudonyms.append(made.pseudonym)
     state: dict[str, Any] = {"version": 1, "engine": engine, "silos": policies, "registry": str(folder / "state") if data else ""}
     if shuffled:
-        from silodp.cli.shuffler import enrol
+        from silodp.shuffler.provision import enrol
 
         enrol(folder / shuffle.SETTINGS, pseudonyms)
         state["shuffler"] = str(folder / shuffle.SETTINGS)

@@ -21,7 +21,7 @@ SITE, SETTINGS = "shuffler", "shuffler/shuffler.toml"
 
 def made(folder: Path, files: Mapping[str, Path], asker: str, **reading: Any) -> dict[str, Any]:
     """Makes a shuffler for these silos; what each silo's own `provision` must be told of it. `reading` says how the files are read."""
-    from silodp.cli.shuffler import provision
+    from silodp.shuffler.provision import provision
 
     if SITE in files:
         raise BadInput(f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another")

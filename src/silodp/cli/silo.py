@@ -15,7 +15,9 @@ from rich.console import Console
 
 from silodp.cli import console
 from silodp.core.errors import BadInput
-from silodp.host import listening
+from silodp.host.lock import running
+from silodp.host.log import tally
+from silodp.host.process import guarded, leave_no_core
 from silodp.silo.service.provision import provision
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def init(
 
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
-    listening.leave_no_core()
+    leave_no_core()
     if schema and (classes is not None or label != "label"):
         raise BadInput("--schema has the label and its classes already; leave out --label and --classes")
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
@@ -96,7 +98,7 @@ def serve(policy: PolicyFile) -> None:
     """
     from silodp.silo.service import daemon
 
-    with listening.guarded() as stop:
+    with guarded() as stop:
         daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
 
 
@@ -140,7 +142,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     from silodp.silo.service.policy import Place, Policy
 
     rules, place = Policy.load(policy), Place.load(policy)
-    runs, opened, words = listening.running(place.ledger), DurableLedger.open(Path(place.ledger)), listening.tally(place.log)
+    runs, opened, words = running(place.ledger), DurableLedger.open(Path(place.ledger)), tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
     passed = ("answered", "repeated", "held", "released", "started", "stopped", "late")

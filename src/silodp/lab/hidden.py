@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from silodp.core.errors import BadInput
-from silodp.host.atomic import write_atomically
+from silodp.host import atomic
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.identity import Registry
 
@@ -47,7 +47,7 @@ def kept_seed(path: Path, given: int | None, records: Records) -> int:
             raise BadInput(f"the records are not those with which {path.parent} was begun; restore them, or choose another --out")
         return kept["seed"]
     seed = secrets.randbits(128) if given is None else given
-    write_atomically(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
+    atomic.write(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed
 
 
@@ -57,7 +57,7 @@ def mark_of(records: Records) -> str:
     path = registry.folder.parent / KEY
     with registry.locked():
         if not path.exists():
-            write_atomically(path, secrets.token_hex(32))
+            atomic.write(path, secrets.token_hex(32))
     salt = secrets.token_hex(16)
     return json.dumps({"salt": salt, "records": _mark(path.read_text() + salt, records)}) + "\n"
 

@@ -29,7 +29,7 @@ from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import Moments
-from silodp.host.atomic import write_atomically
+from silodp.host import atomic
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import default_delta, finite, warn_of_delta
@@ -473,5 +473,5 @@ def _finish(folder: Path, answer: dict) -> dict:
         f"{k} = {json.dumps(v)}" for k, v in answer["chosen"].items() if k in ("algorithm", "rounds", "phase", "step", "clip", "slope")
     ]
     (folder / "settings.toml").write_text("\n".join(lines) + "\n")
-    write_atomically(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
+    atomic.write(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
     return answer

@@ -19,7 +19,8 @@ import silodp
 from gates import shell
 from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer, Refusal, decode_reply, encode_reply
-from silodp.host.listening import Log, Server, tally
+from silodp.host.listener import Server
+from silodp.host.log import Log, tally
 from silodp.silo.service import daemon
 from silodp.silo.service.pause import set_paused
 from silodp.wire.socket import Socket, Unreached

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from silodp.core.errors import BadInput, Refused
-from silodp.host.atomic import write_atomically
+from silodp.host import atomic
 from silodp.silo.ledger.chain import COLUMNS, SLACK, Altered, Entry, Known, Settings, Tally, canonical
 from silodp.silo.ledger.identity import Sketch, tag
 
@@ -221,7 +221,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def write_anchor(place: Path, tally: Tally) -> None:
-    write_atomically(place, canonical({"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}))
+    atomic.write(place, canonical({"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}))
 
 
 def _hash_at(connection: sqlite3.Connection, sequence: int, tally: Tally) -> str | None:

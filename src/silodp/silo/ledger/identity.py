@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from silodp.core.errors import BadInput
-from silodp.host.atomic import write_atomically
+from silodp.host import atomic
 from silodp.silo.ledger.parts import CORE, Part, by_chance, canonical, exactly, merged, parts_of, unpacked
 
 MARK = 16  # bytes of a mark
@@ -193,7 +193,7 @@ class Registry:
     def write(self, entry: Registered) -> None:
         encoded = {name: base64.b64encode(getattr(entry.sketch, name)).decode() for name in ("key", "rows", "parts")}
         try:
-            write_atomically(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
+            atomic.write(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
         except OSError as error:
             raise BadInput(f"the registry of ledgers {self.folder} cannot be written: {error.strerror}") from None
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput
@@ -26,8 +25,12 @@ from silodp.core.problem.prox import by_name
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.codec import Refusal, encode_reply
-from silodp.host.listening import Log, Server, sole, tell_systemd
-from silodp.host.ownership import entrust, exposed, group_of, reachable
+from silodp.host import daemon
+from silodp.host.keys import read_key
+from silodp.host.listener import Server
+from silodp.host.lock import sole
+from silodp.host.log import Log
+from silodp.host.ownership import entrust, group_of, reachable
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw, read_table
@@ -115,14 +118,6 @@ def _model_in_file(place: Place, features: int, task: Task) -> tuple[nn.Module, 
     return model, loss
 
 
-def read_key(path: str) -> Ed25519PrivateKey:
-    """The silo's signing key, 64 hexadecimal digits in a file."""
-    try:
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(_bytes(path).decode("ascii").strip()))
-    except ValueError:
-        raise BadInput(f"the key file {path} must hold 64 hexadecimal digits; restore it") from None
-
-
 # --- the log ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -158,18 +153,15 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
     entrust([path])  # before a word of it is believed
     policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
-    group, pseudonym = group_of(place.socket_group), shuffling.pseudonym if shuffling else None
-    entrust((place.model_file, place.schema, place.data, place.key, pseudonym, place.ledger, Registry().folder, place.log, place.socket))
-    for file in (place.data, place.key, place.ledger, pseudonym):
-        if file and (sentence := exposed(file, group)):
-            raise BadInput(sentence)
+    secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
+    daemon.check_files(place, used=(place.model_file, place.schema, Registry().folder), secret=secret)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
         held = read_records(place, schema)
         problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
         for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
-            if reachable(file, group):
+            if reachable(file, group_of(place.socket_group)):
                 raise BadInput(
                     f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
                     "keep it in a folder with mode 0700, and the socket in a folder of its own"
@@ -188,13 +180,5 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
         server = Server(
             place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log, after=policy.answer_after
         )
-
-        def listening() -> None:
-            log.line(
-                f"started    {policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, left {1 - ledger.used():.4%}"
-            )
-            tell_systemd("READY=1")
-            ready(policy, place)
-
-        server.run(stop, listening)
-        log.line("stopped")
+        started = f"{policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, left {1 - ledger.used():.4%}"
+        daemon.serve(server, log, stop, started=started, ready=lambda: ready(policy, place))

@@ -4,7 +4,7 @@ What leaves is a release that has been charged and stored, or one code of `polic
 function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
 does depend a little on records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
 not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
-slot of that length (`listening.Server`), so that nobody is trusted to hold replies back.
+slot of that length (`listener.Server`), so that nobody is trusted to hold replies back.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ It reads policy, ledger and log, which hold no record, and never the data. Whoev
 from __future__ import annotations
 
 import hmac
-import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -21,7 +20,9 @@ from starlette.routing import Route
 from silodp.core.errors import BadInput
 from silodp.core.figures import HOLDS, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
-from silodp.host import listening
+from silodp.host import log
+from silodp.host.listener import LINE_CODES
+from silodp.host.lock import running
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, facts, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, screen
@@ -44,7 +45,7 @@ PASSED = {
     "stopped": "The gate was stopped.",
     "late": "The reply before took longer than answer_after.",
 }
-WHY = listening.LINE_CODES | CODES | PASSED
+WHY = LINE_CODES | CODES | PASSED
 LINE = re.compile(
     r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price (?P<price>[\d.]+%))?(?: +left (?P<left>-?[\d.]+%))?$"
 )
@@ -102,7 +103,7 @@ class GatePage:
     def _now(self) -> Markup:
         """State and budget."""
         try:
-            rules, ledger, runs = Policy.load(self._path), self._ledger, listening.running(self._place.ledger)
+            rules, ledger, runs = Policy.load(self._path), self._ledger, running(self._place.ledger)
             queries, summary = queries_of(ledger), summary_of(ledger)
             used = summary["used"]
         except BadInput as error:
@@ -149,7 +150,7 @@ class GatePage:
         )
 
     def _refused(self) -> dict[str, int]:
-        return {code: times for code, times in listening.tally(self._place.log).items() if code not in PASSED}
+        return {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
 
     def _frames(self, queries: list[dict]) -> Markup:
         """The latest frames of the log, each answered one with who asked and in which run, as the ledger has it."""
@@ -191,12 +192,9 @@ def _percent(text: str | None) -> str:
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:
     """The log's lines in order, as far as they have been kept; a line of another form is left out."""
-    for file in (f"{path}.{i}" if i else path for i in range(listening.KEPT_LOGS, -1, -1)):
-        if os.path.exists(file):
-            with open(file, encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    words = line.split()
-                    if len(words) > 1 and words[1] in ("started", "stopped", "late"):
-                        yield {"time": words[0], "code": words[1], "statistic": None, "id": None, "price": None, "left": None}
-                    elif found := LINE.match(line.rstrip()):
-                        yield found.groupdict()
+    for line in log.lines(path):
+        words = line.split()
+        if len(words) > 1 and words[1] in ("started", "stopped", "late"):
+            yield {"time": words[0], "code": words[1], "statistic": None, "id": None, "price": None, "left": None}
+        elif found := LINE.match(line.rstrip()):
+            yield found.groupdict()

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,8 @@ from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
 from silodp.core.statistics import LocalSteps, Statistic
-from silodp.host.listening import check_site
-from silodp.host.tables import check_text, check_texts, check_whole, read_toml
+from silodp.host.site import Site
+from silodp.host.tables import beside, check_keys, check_number, check_text, check_texts, check_whole, of_table, read_toml
 
 HOUR = 3600.0
 STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
@@ -152,10 +152,7 @@ class Policy:
             check_whole("policy", name, getattr(self, name), 1, 2**31 - 1)
         if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
             raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
-        if not isinstance(self.askers, tuple) or not self.askers:
-            raise BadInput(f"policy: askers is {self.askers!r}; it must be a list of at least one public key")
-        for key in self.askers:
-            _text("askers", key, r"[0-9a-f]{64}", "Ed25519 public keys of 64 lower-case hexadecimal digits")
+        check_keys("policy", "askers", self.askers)
         if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
             raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
         if type(self.hold_share) not in (int, float) or not 0 < self.hold_share <= 1:
@@ -173,7 +170,7 @@ class Policy:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
         """The policy in a table with every field and no other."""
-        return cls(**_complete(cls, table))
+        return of_table("policy", cls, table)
 
     @property
     def budget(self) -> Budget:
@@ -278,8 +275,7 @@ class Shuffling:
             return None
         if not isinstance(table, dict):
             raise BadInput("policy: shuffle is no table; it must be [shuffle] with shuffler, pseudonym, contributions and colluding")
-        made = cls(**_complete(cls, table))
-        return replace(made, pseudonym=str(Path(path).resolve().parent / made.pseudonym))
+        return beside(path, of_table("policy", cls, table), ["pseudonym"])
 
     def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
@@ -287,7 +283,7 @@ class Shuffling:
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Site):
     """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a policy file."""
 
     data: str
@@ -298,26 +294,16 @@ class Place:
     prox: str
     ledger: str
     key: str
-    log: str
-    log_bytes: int
-    socket: str
-    socket_mode: str
-    socket_group: str
-    couriers: tuple[str, ...]
-    connections: int
-    timeout: float
-    maximum_frame: int
     schema: str = ""
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("data", "label", "model", "prox", "ledger", "key", "log", "socket"):
+        for name in ("data", "label", "model", "prox", "ledger", "key"):
             _text(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
         _text("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
         _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
         check_texts("policy", "classes", self.classes)
-        check_site("policy", self)
-        _number("timeout", self.timeout, above=0, below=3601)
+        self.check("policy")
         if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
             raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
 
@@ -327,11 +313,9 @@ class Place:
         table = read_toml("policy", path).get("daemon")
         if not isinstance(table, dict):
             raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
-        place, folder = cls(**_complete(cls, table)), Path(path).resolve().parent
-        paths = {
-            name: str(folder / path) for name in ("data", "ledger", "key", "log", "socket", "schema") if (path := getattr(place, name))
-        }
-        return replace(place, **paths, model=str(folder / place.model) if place.model_file else place.model)
+        place = of_table("policy", cls, table)
+        paths = ["data", "ledger", "key", "log", "socket", "schema"]
+        return beside(path, place, [*paths, "model"] if place.model_file else paths)
 
     @property
     def model_file(self) -> str | None:
@@ -340,25 +324,8 @@ class Place:
         return path if path.endswith(".py") and function else None
 
 
-def _complete(cls: type, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with lists made tuples, if it has every field of the dataclass and no other."""
-    names = [field.name for field in fields(cls)]
-    required = [field.name for field in fields(cls) if field.default is MISSING]
-    for name in table:
-        if name not in names:
-            raise BadInput(f"policy: the field {name!r} is unknown; the fields are {', '.join(names)}")
-    for name in required:
-        if name not in table:
-            raise BadInput(f"policy: the field {name!r} is missing; every field must be there, since a gate guesses no limit")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-
-
-def _number(name: str, value: object, *, above: float, below: float = 1e300) -> None:
-    if type(value) not in (int, float) or not above < value < below:  # type: ignore[operator]
-        raise BadInput(f"policy: {name} is {value!r}; it must be a number above {above:g} and below {below:g}")
-
-
 _text = partial(check_text, "policy")
+_number = partial(check_number, "policy")
 
 
 def _choice(name: str, value: object, known: Iterable[str]) -> None:

@@ -6,9 +6,7 @@ What is written to `silo.json` and said of the data holds no value of a record; 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
+from silodp.host.atomic import new_files
+from silodp.host.keys import key_text, public
+from silodp.host.site import COMMENTS as SITE_COMMENTS
+from silodp.host.site import DEFAULTS as SITE_DEFAULTS
+from silodp.host.tables import table_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,13 +55,7 @@ COMMENTS = {
     "ledger": "The budget's ledger. It is never made anew.",
     "key": "The key with which the silo signs its answers. It stays here.",
     "log": "What was asked and what it cost; no data.",
-    "log_bytes": "Size at which a log is put aside; five of them are kept.",
-    "socket": "Where the courier knocks.",
-    "socket_mode": "Its mode; others than owner and group are never let in.",
-    "socket_group": "Its group, which the courier's user belongs to; \"\" leaves the daemon's own.",
-    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",
-    "connections": "Open connections, at most.",
-    "timeout": "Seconds after which a silent or slow courier is hung up on.",
+    **SITE_COMMENTS,
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
     "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
     "held_out": "Share of the records, by position, that training never sees and a Score is over. Budgets are as without it.",
@@ -142,36 +139,21 @@ def provision(
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
-        name=name, key=key.public_key().public_bytes_raw().hex(), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
+        name=name, key=public(key), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         held_out=aside, schema=read_by.text if read_by else "",
         policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
-        pseudonym=pseudonym.public_key().public_bytes_raw().hex() if shuffling else "",
+        pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
-    try:
-        folder.mkdir(mode=0o711, parents=True, exist_ok=True)  # the courier's user must come to the socket, and sees nothing else
-        with ExitStack() as undo:
-            text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None)
-            for path, content in (
-                (folder / "policy.toml", text),
-                (folder / place.key, key.private_bytes_raw().hex() + "\n"),
-                (folder / "silo.json", json.dumps(made.card(), indent=1) + "\n"),
-                *([(folder / shuffling.pseudonym, pseudonym.private_bytes_raw().hex() + "\n")] if shuffling else []),
-            ):
-                _write_new(path, content)
-                undo.callback(path.unlink)
-            DurableLedger.create(
-                folder / place.ledger,
-                rule=kept,
-                budget=budget,
-                records=len(y),
-                identity=Identity.of(*held.known_by),
-                anchor=anchor,
-                registry=registry,
-            )
-            undo.pop_all()
-    except OSError as error:
-        raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
+    files = {
+        "policy.toml": policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None),
+        place.key: key_text(key),
+        "silo.json": json.dumps(made.card(), indent=1) + "\n",
+    }
+    with new_files(folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})):
+        DurableLedger.create(
+            folder / place.ledger, rule=kept, budget=budget, records=len(y), identity=Identity.of(*held.known_by), anchor=anchor, registry=registry
+        )  # fmt: skip
     return made
 
 
@@ -180,8 +162,7 @@ def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, pr
     return {
         "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
         "model": f"{Path(path).resolve()}:{function}" if path.endswith(".py") else model, "model_sha256": "", "prox": prox,
-        "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "log_bytes": 1_000_000, "socket": "gate.sock", "socket_mode": "0660",
-        "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0, "maximum_frame": 2**28,
+        "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "socket": "gate.sock", **SITE_DEFAULTS,
     }  # fmt: skip
 
 
@@ -205,28 +186,9 @@ def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, ru
 
 def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None) -> str:
     """The file that `Policy`, `Place` and `Shuffling` are loaded from, each field with its comment."""
-    head = "What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it."
-    lines = [f"# {head}", *_fields(policy), "", "[daemon]", *_fields(place)]
-    if shuffling:
-        lines += ["", "[shuffle]", *_fields(shuffling)]
-    return "\n".join(lines) + "\n"
-
-
-def _fields(table: dict[str, Any]) -> list[str]:
-    return [line for name, value in table.items() for line in ("", f"# {COMMENTS[name]}", f"{name} = {_toml(value)}")]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return (
-        json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value.isoformat() if isinstance(value, date) else repr(value)
-    )
-
-
-def _write_new(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
+    head = "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it.\n"
+    more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}" if shuffling else ""
+    return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
 
 
 def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every daemon here is made of: a Unix socket with frames one at a time, a lock, a log, signals. Bytes in, bytes out; it reads none.
+"""A daemon's Unix socket: frames of bytes come in, one at a time, and frames of bytes go out. It reads none of them.
 
 On the socket a frame is preceded by its length, 4 bytes, big-endian. Whatever a courier does with its end, frames reach `handle` one at a
 time and in turn, and all that goes back is its reply or one of `LINE_CODES`.
@@ -7,28 +7,21 @@ time and in turn, and all that goes back is its reply or one of `LINE_CODES`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
-import logging
 import os
 import queue
-import resource
 import select
-import signal
 import socket
 import stat
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Protocol
 
 from silodp.core.errors import BadInput
+from silodp.host.log import Log
 from silodp.host.ownership import group_of, users_of
-from silodp.host.tables import check_text, check_texts, check_whole
+from silodp.host.site import Site
 
 LINE_CODES: dict[str, str] = {
     "size": "The frame is longer than any that makes sense here, or than the settings' maximum_frame.",
@@ -38,114 +31,6 @@ LINE_CODES: dict[str, str] = {
     "internal": "The daemon could not answer, for a reason that has to do with no record.",
 }
 """What the daemon itself may reply, before a frame has reached what it is for."""
-KEPT_LOGS = 5
-
-
-class Site(Protocol):
-    """Where a daemon listens and keeps its log, and who may knock."""
-
-    @property
-    def log_bytes(self) -> int: ...
-    @property
-    def socket(self) -> str: ...
-    @property
-    def socket_mode(self) -> str: ...
-    @property
-    def socket_group(self) -> str: ...
-    @property
-    def couriers(self) -> tuple[str, ...]: ...
-    @property
-    def connections(self) -> int: ...
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def maximum_frame(self) -> int: ...
-
-
-def check_site(kind: str, site: Site) -> None:
-    """Raises BadInput, which calls the settings' file `kind`, for a value that no daemon could listen by."""
-    check_text(kind, "socket_group", site.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
-    wanted = 'octal with read and write for the owner and nothing for others, such as "0660"'
-    check_text(kind, "socket_mode", site.socket_mode, r"06[0-7]0", wanted)
-    check_texts(kind, "couriers", site.couriers)
-    for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
-        check_whole(kind, name, getattr(site, name), least, most)
-
-
-# --- one daemon for one file --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[None]:
-    """Holds the file for one daemon, by whatever path it is named; waits a little, since `running` holds it for an instant."""
-    handle, deadline = _opened(file, what), time.monotonic() + patience
-    try:
-        while not _locked(handle, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise BadInput(f"another daemon serves the {what} {file}; stop it first")
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)
-
-
-def running(file: str, what: str = "ledger") -> bool:
-    """Whether a daemon serves this file now."""
-    handle = _opened(file, what)
-    try:
-        return not _locked(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
-
-
-def _opened(file: str, what: str) -> int:
-    try:
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        raise BadInput(f"there is no {what} at {file}; restore it (a new one is made by `init` only)") from None
-
-
-def _locked(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-# --- the log ------------------------------------------------------------------------------------------------------------------------
-
-
-class Log:
-    """One line for each event, with the time before it. No data, no addresses."""
-
-    def __init__(self, path: str, most: int) -> None:
-        try:
-            self._handler = RotatingFileHandler(path, maxBytes=most, backupCount=KEPT_LOGS, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"the log {path} cannot be written: {error.strerror}") from None
-        self._handler.handleError = lambda record: None
-
-    def line(self, words: str) -> None:
-        when = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._handler.handle(logging.makeLogRecord({"msg": f"{when} {words}"}))
-
-    def close(self) -> None:
-        self._handler.close()
-
-
-def tally(path: str) -> dict[str, int]:
-    """How often each word stands after the time in the log, as far as it has been kept."""
-    counts: dict[str, int] = {}
-    for file in (f"{path}.{i}" if i else path for i in range(KEPT_LOGS, -1, -1)):
-        with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8", errors="replace") as lines:
-            for words in map(str.split, lines):
-                if len(words) > 1:
-                    counts[words[1]] = counts.get(words[1], 0) + 1
-    return counts
-
-
-# --- the socket ---------------------------------------------------------------------------------------------------------------------
 
 
 class Server:
@@ -162,7 +47,7 @@ class Server:
 
     def __init__(
         self,
-        place: Site,
+        site: Site,
         handle: Callable[[bytes], bytes],
         *,
         refuse: Callable[[str], bytes],
@@ -170,9 +55,9 @@ class Server:
         log: Log,
         after: float = 0.0,
     ) -> None:
-        self._place, self._handle, self._log, self._after = place, handle, log, after
-        self._limit = min(limit, place.maximum_frame)
-        self._users, self._group = users_of(place.couriers), group_of(place.socket_group)
+        self._site, self._handle, self._log, self._after = site, handle, log, after
+        self._limit = min(limit, site.maximum_frame)
+        self._users, self._group = users_of(site.couriers), group_of(site.socket_group)
         self._refusals = {code: _framed(refuse(code)) for code in LINE_CODES}
         self._jobs: queue.SimpleQueue[tuple[bytes, float, queue.SimpleQueue[bytes | None]] | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
@@ -194,10 +79,10 @@ class Server:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
-        path, place = Path(self._place.socket), self._place
+        path, site = Path(self._site.socket), self._site
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            mask = os.umask(0o777 & ~int(place.socket_mode, 8))  # nobody can connect before it listens
+            mask = os.umask(0o777 & ~int(site.socket_mode, 8))  # nobody can connect before it listens
             try:
                 listener.bind(str(path))
             except OSError as error:
@@ -209,7 +94,7 @@ class Server:
                 try:
                     os.chown(path, -1, self._group, follow_symlinks=False)  # whatever may have been put in its place
                 except OSError as error:
-                    raise BadInput(f"the socket {path} cannot be given to the group {place.socket_group!r}: {error.strerror}") from None
+                    raise BadInput(f"the socket {path} cannot be given to the group {site.socket_group!r}: {error.strerror}") from None
                 listener.listen(128)  # only now can anybody connect
                 listener.setblocking(False)
                 yield listener
@@ -228,7 +113,7 @@ class Server:
         if self._users and user not in self._users:
             return self._turn_away(line, "peer")
         with self._guard:
-            full = len(self._open) >= self._place.connections
+            full = len(self._open) >= self._site.connections
             slowest = next(iter(self._awaited), None) if full else None
             if slowest is not None:
                 self._forget(slowest)
@@ -272,12 +157,12 @@ class Server:
                 return
             with self._guard:
                 self._awaited[line] = None
-            line.settimeout(self._place.timeout)
+            line.settimeout(self._site.timeout)
             line.sendall(answer)
 
     def _receive(self, line: socket.socket, size: int) -> bytes:
         """Exactly so many bytes, within the timeout from now on for all of them; memory grows with what has come, not with what was announced."""
-        received, deadline = bytearray(), time.monotonic() + self._place.timeout
+        received, deadline = bytearray(), time.monotonic() + self._site.timeout
         while len(received) < size:
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
@@ -317,7 +202,7 @@ class Server:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RD)
         self._jobs.put(None)
-        deadline = time.monotonic() + self._place.timeout
+        deadline = time.monotonic() + self._site.timeout
         if worker.ident:
             worker.join()
         for thread in threads:
@@ -344,47 +229,3 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise BadInput(f"{path} exists and cannot be tried: {error.strerror}") from None
     raise BadInput(f"another process listens at {path}; stop it, or name another socket in the settings")
-
-
-# --- the process ------------------------------------------------------------------------------------------------------------------
-
-
-def leave_no_core() -> None:
-    """A core file would hold what the process holds; where cores go to a program, the limit alone does not stop them."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
-
-
-@contextlib.contextmanager
-def signalled() -> Iterator[socket.socket]:
-    """A socket that can be read once SIGTERM or SIGINT has come."""
-    told, tell = socket.socketpair()
-    tell.setblocking(False)
-    with told, tell:
-        before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-        handlers = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield told
-        finally:
-            signal.set_wakeup_fd(before)
-            for kind, handler in handlers.items():
-                signal.signal(kind, handler)
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[socket.socket]:
-    """`signalled`, in a process that leaves no core and makes files for its own user alone, as long as it serves."""
-    leave_no_core()
-    mask = os.umask(0o077)
-    try:
-        with signalled() as stop:
-            yield stop
-    finally:
-        os.umask(mask)
-
-
-def tell_systemd(words: str) -> None:
-    if address := os.environ.get("NOTIFY_SOCKET"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
-            line.sendto(words.encode(), "\0" + address[1:] if address[0] == "@" else address)

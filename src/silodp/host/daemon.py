@@ -1,0 +1,38 @@
+"""The frame of a daemon: its files are checked, one process serves, frames go to and fro until a signal, and the log says so.
+
+Gate and shuffler put their own door into it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from silodp.core.errors import BadInput
+from silodp.host.listener import Server
+from silodp.host.log import Log
+from silodp.host.ownership import entrust, exposed, group_of
+from silodp.host.process import tell_systemd
+from silodp.host.site import Site
+
+
+def check_files(site: Site, *, used: Iterable[str | Path | None] = (), secret: Iterable[str | None]) -> None:
+    """BadInput if another user could change what the daemon uses, or its courier could open what is secret. None and "" are no files."""
+    secret = [file for file in secret if file]
+    entrust((*used, *secret, site.log, site.socket))
+    for file in secret:
+        if sentence := exposed(file, group_of(site.socket_group)):
+            raise BadInput(sentence)
+
+
+def serve(server: Server, log: Log, stop: socket.socket, *, started: str, ready: Callable[[], None]) -> None:
+    """Serves until `stop` can be read, and says in the log, to systemd and to `ready` from when on."""
+
+    def listening() -> None:
+        log.line(f"started    {started}")
+        tell_systemd("READY=1")
+        ready()
+
+    server.run(stop, listening)
+    log.line("stopped")

@@ -190,7 +190,7 @@ def test_a_tenth_of_a_deployed_gates_noise_is_seen(factor, tmp_path):
             yield
 
     row = Row(statistics.GradDiff, mechanisms.Gaussian, samplings.FullBatch)
-    silo = Answering(tmp_path / "silo", replace(SOUND, exact=mistakes_answers._where(row, planted)), mechanisms.Gaussian)
+    silo = Answering(tmp_path / "silo", replace(SOUND, exact=mistakes_answers.where(row.of, planted)), mechanisms.Gaussian)
     with pytest.raises(Caught, match="times the standard deviation"):
         normal.look(noise_of(row, silo), str(row), RATE)
 

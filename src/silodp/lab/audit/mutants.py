@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from silodp.lab.audit.mistakes import answers as mistakes_answers
-from silodp.lab.audit.mistakes import shuffled as mistakes_shuffled
-from silodp.lab.audit.mistakes import silo as mistakes
+from silodp.lab.audit.mistakes.answers import OF_ANSWERS
+from silodp.lab.audit.mistakes.shuffled import OF_A_SHUFFLE
+from silodp.lab.audit.mistakes.silo import OF_A_SILO
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.lab.audit.probes import SIMULATION, Caught, Probe
 from silodp.lab.audit.probes_answers import ANSWERS
@@ -21,45 +20,6 @@ from silodp.lab.audit.probes_deployed import DEPLOYMENT
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.lab.studies.sweep import spread
 
-OF_A_SILO: dict[str, Pipeline] = {
-    "per-layer clipping": replace(SOUND, answerer=mistakes.PerLayer),
-    "noise for half the sensitivity": replace(SOUND, answerer=mistakes.HalfSensitivity),
-    "noise only on anchors": replace(SOUND, answerer=mistakes.AnchorsOnly),
-    "the same noise in two rounds": replace(SOUND, answerer=mistakes.SameNoise),
-    "noise shared between silos": replace(SOUND, answerer=mistakes.SharedNoise),
-    "seed from the server": replace(SOUND, door=mistakes.SeedFromServer),
-    "sampling with replacement accounted as without": replace(SOUND, answerer=mistakes.WithReplacement),
-    "ledger reset on restart": replace(SOUND, reopen=mistakes.begins_anew),
-    "answer before charge": replace(SOUND, gate=mistakes.AnswersFirst),
-    "retry with fresh noise": replace(SOUND, door=mistakes.ForgetsAnswers),
-    "data-dependent clip": replace(SOUND, answerer=mistakes.MedianClip),
-    "raw loss in the reply": replace(SOUND, gate=mistakes.SendsLoss, door=mistakes.DoorSendsLoss),
-    "anchors and differences each given the whole exact budget": replace(
-        SOUND, calibrate=mistakes.whole_budget_each, ledger=mistakes.NoFilter
-    ),
-    "NaN that passes the clip": replace(SOUND, answerer=mistakes.PassesNaN),
-    "difference norms by the cancelling formula": replace(SOUND, answerer=mistakes.Cancelling),
-    "float noise without lattice": replace(SOUND, exact=mistakes.FloatNoise),
-}
-OF_A_SHUFFLE: dict[str, Pipeline] = {
-    "levels over half the range": replace(SOUND, exact=mistakes_shuffled.OverHalfTheRange),
-    "coordinates clipped after rounding": replace(SOUND, exact=mistakes_shuffled.ClipsCoordinates),
-    "rounding to nearest": replace(SOUND, exact=mistakes_shuffled.RoundsToNearest),
-    "noise bits for a silo": replace(SOUND, exact=mistakes_shuffled.CoinsForASilo),
-    "the same coins in two rounds": replace(SOUND, exact=mistakes_shuffled.SameCoins),
-    "box that demands nothing": replace(SOUND, door=mistakes_shuffled.DemandsNothing),
-    "retry with a fresh box": replace(SOUND, door=mistakes_shuffled.FreshBox),
-    "counts in the open": replace(SOUND, door=mistakes_shuffled.OpenCounts),
-    "shares of rounds not added up": replace(SOUND, ledger=mistakes_shuffled.EachAlone),
-    "pseudonym that counts twice": replace(SOUND, pool=mistakes_shuffled.CountsTwice),
-    "total of too few": replace(SOUND, pool=mistakes_shuffled.PassesFew, channel=mistakes_shuffled.ThroughFew),
-    "counts passed on unsummed": replace(SOUND, pool=mistakes_shuffled.PassesSeparate, channel=mistakes_shuffled.ThroughSeparate),
-    "round passed on again": replace(SOUND, store=mistakes_shuffled.ForgetsRounds),
-    "noise's mean subtracted once": replace(SOUND, analysed=mistakes_shuffled.subtracts_noise_once),
-    "sum centred once": replace(SOUND, analysed=mistakes_shuffled.centres_once),
-    "anchors noised as printed": replace(SOUND, calibrate_shuffled=mistakes_shuffled.anchors_as_printed, ledger=mistakes.NoFilter),
-}
-OF_ANSWERS: dict[str, Pipeline] = mistakes_answers.of_answers()
 MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_ANSWERS
 Halves = list[tuple[set[str], dict[str, Probe]]]
 SILO_HALVES: Halves = [({"answerer", "gate", "ledger", "calibrate"}, SIMULATION), ({"gate", "exact", "door", "reopen"}, DEPLOYMENT)]

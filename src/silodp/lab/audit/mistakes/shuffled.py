@@ -1,33 +1,31 @@
-"""Mistakes in a shuffle, the paper's print among them, as subclasses and functions that take the place of one shipped part.
-
-As in `mistakes`, each says in its first line what it does wrong; nothing here can be switched on.
-"""
+"""Mistakes in a shuffle, the paper's print among them: in the randomizer, the door, the shuffler, the analyzer and the plan."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled, shuffle
 from silodp.core.protocol.box import Contribution, encrypt_box
-from silodp.core.protocol.codec import Answer, Envelope, Sealed, decode_query, decode_reply, encode_reply
-from silodp.core.protocol.relay import Passed, Request
+from silodp.core.protocol.codec import Answer, Envelope, decode_query, encode_reply
+from silodp.core.protocol.relay import Request
 from silodp.core.query import Query, Release
+from silodp.lab.audit.mistakes import Mistakes, during, instead, keyed
+from silodp.lab.audit.mistakes.silo import NoFilter, opened
 from silodp.server.plan import Plan
 from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler import pool as pool_module
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import Store
-from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.silo.service.door import Door
@@ -35,72 +33,57 @@ from silodp.wire.inprocess import ThroughShuffler, Total
 
 _UNIT = 2.0**32
 
+OF_A_SHUFFLE = Mistakes()
+plant = OF_A_SHUFFLE.plant
+plant("anchors noised as printed", "ledger")(NoFilter)
+
 # --- the randomizer ---------------------------------------------------------------------------------------------------------------
 
 
-class OverHalfTheRange(Exact):
+def over_half_the_range(shipped: Any, values: np.ndarray, clip: float, levels: int) -> np.ndarray:
     """g levels over [0, L] for coordinates shifted to [0, 2L] (the paper's print): a record moves by twice what is paid for."""
-
-    def _counts(self, rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        def unhalved(values: np.ndarray, clip: float, levels: int) -> np.ndarray:
-            return 2 * shipped(values, clip, levels)
-
-        shipped = shuffle.lattice
-        with mock.patch.object(shuffle, "lattice", unhalved):
-            return super()._counts(rows, mechanism, dim)
+    return 2 * shipped(values, clip, levels)
 
 
-class ClipsCoordinates(Exact):
+def clips_coordinates(shipped: Any, values: np.ndarray, clip: float, levels: int) -> np.ndarray:
     """Each rounded coordinate is kept within 0 .. g, and the record's norm is not: d coordinates move by g each."""
-
-    def _counts(self, rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        def unclipped(values: np.ndarray, clip: float, levels: int) -> np.ndarray:
-            return np.clip(np.rint((values / clip + 1) * (levels / 2 * _UNIT)), 0, levels * _UNIT).astype(np.int64)
-
-        with mock.patch.object(shuffle, "lattice", unclipped):
-            return super()._counts(rows, mechanism, dim)
+    return np.clip(np.rint((values / clip + 1) * (levels / 2 * _UNIT)), 0, levels * _UNIT).astype(np.int64)
 
 
-class RoundsToNearest(Exact):
+def rounds_to_nearest(shipped: Any, values: np.ndarray, clip: float, parameters: shuffle.Parameters, coins: Any) -> np.ndarray:
     """The nearest level, without a coin: biased, and two records may end further apart than they are."""
-
-    def _counts(self, rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        def nearest(values: np.ndarray, clip: float, parameters: shuffle.Parameters, random_bytes: shuffle.RandomBytes) -> np.ndarray:
-            return np.rint(shuffle.lattice(values, clip, parameters.levels) / _UNIT).astype(np.int64)
-
-        with mock.patch.object(shuffle, "rounded", nearest):
-            return super()._counts(rows, mechanism, dim)
+    return np.rint(shuffle.lattice(values, clip, parameters.levels) / _UNIT).astype(np.int64)
 
 
-class CoinsForASilo(Exact):
+def coins_for_a_silo(exact: Exact, words: tuple) -> AbstractContextManager:
     """b noise bits for a silo, where the price counts on b for each of its records."""
+    bits = words[1].noise_bits
 
-    def _counts(self, rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        def few(random_bytes: shuffle.RandomBytes, trials: int, p: float, size: int) -> np.ndarray:
-            missing = trials - mechanism.noise_bits
-            return shipped(random_bytes, mechanism.noise_bits, p, size) + round(missing * p)  # so that the mean looks right
+    def few(shipped: Any, random_bytes: shuffle.RandomBytes, trials: int, p: float, size: int) -> np.ndarray:
+        return shipped(random_bytes, bits, p, size) + round((trials - bits) * p)  # so that the mean looks right
 
-        shipped = shuffle.binomial
-        with mock.patch.object(shuffle, "binomial", few):
-            return super()._counts(rows, mechanism, dim)
+    return instead(shuffle, "binomial", few)
 
 
-class SameCoins(Exact):
+def same_coins(exact: Exact, words: tuple) -> AbstractContextManager:
     """Every round draws from the beginning of the same stream."""
+    return keyed(bytes(32))
 
-    def _counts(self, rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        class Constant(lattice.Keystream):
-            def _rekey(self) -> None:
-                super()._rekey()
-                self._cipher = Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), mode=None).encryptor()
 
-        with mock.patch.object(lattice, "Keystream", Constant):
-            return super()._counts(rows, mechanism, dim)
+for name, planted in {
+    "levels over half the range": lambda *_: instead(shuffle, "lattice", over_half_the_range),
+    "coordinates clipped after rounding": lambda *_: instead(shuffle, "lattice", clips_coordinates),
+    "rounding to nearest": lambda *_: instead(shuffle, "rounded", rounds_to_nearest),
+    "noise bits for a silo": coins_for_a_silo,
+    "the same coins in two rounds": same_coins,
+}.items():
+    plant(name, "exact")(during(Exact, "_counts", planted))
 
 
 # --- what leaves a silo -----------------------------------------------------------------------------------------------------------
 
 
+@plant("box that demands nothing", "door")
 class DemandsNothing(Door):
     """The box goes with any total: the silo's condition is left out."""
 
@@ -113,27 +96,28 @@ class DemandsNothing(Door):
         return encrypt_box(Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()), shuffling.shuffler, pseudonym)
 
 
+@plant("retry with a fresh box", "door")
 class FreshBox(Door):
     """A retry is computed anew, except that it was paid for already."""
 
     def _answer(self, frame: bytes) -> bytes:
-        reply, envelope = decode_reply(super()._answer(frame), limit=2**62), decode_query(frame, limit=2**62)[0]
-        assert isinstance(reply, Sealed)
+        (reply, _), envelope = opened(super()._answer(frame), frame), decode_query(frame, limit=2**62)[0]
         again: Any = SimpleNamespace(value=self._exact.answer(envelope.query, [0]))
         return encode_reply(replace(reply, box=self._sealed(envelope, again)), self._key)
 
 
+@plant("counts in the open", "door")
 class OpenCounts(Door):
     """The counts go to the server as they are: it can add them up itself."""
 
     def _answer(self, frame: bytes) -> bytes:
-        reply, query = decode_reply(super()._answer(frame), limit=2**62), decode_query(frame, limit=2**62)[0].query
-        assert isinstance(reply, Sealed)
+        reply, query = opened(super()._answer(frame), frame)
         counts = self._exact.answer(query, [0])[0].double()
         event = Event(query.mechanism.sampling, 1.0, 1)
         return encode_reply(Answer(reply.silo, reply.query_id, reply.digest, counts, event, reply.count, reply.head), self._key)
 
 
+@plant("shares of rounds not added up", "ledger")
 class EachAlone(MemoryLedger):
     """Every round has the whole budget to itself."""
 
@@ -145,6 +129,7 @@ class EachAlone(MemoryLedger):
 # --- the shuffler -----------------------------------------------------------------------------------------------------------------
 
 
+@plant("pseudonym that counts twice", "pool")
 class CountsTwice(Pool):
     """Every box counts, also the second of a pseudonym."""
 
@@ -153,22 +138,21 @@ class CountsTwice(Pool):
         return pseudonym + hashlib.sha256(box).hexdigest(), contribution
 
 
-class PassesFew(Pool):
+def passes_few(pool: Pool, words: tuple) -> AbstractContextManager:
     """Passes a total on whatever its silos demand."""
-
-    def total(self, request: Request) -> Passed:
-        with mock.patch.object(pool_module, "_content", lambda known: (known, sum(c.records for c in known.values()))):
-            return super().total(request)
+    return instead(pool_module, "_content", lambda shipped, known: (known, sum(c.records for c in known.values())))
 
 
-class PassesSeparate(Pool):
+def passes_separate(pool: Pool, words: tuple) -> AbstractContextManager:
     """Passes the counts of the silos on one after the other, in an order of their own: a shuffle of silos and not of bits."""
-
-    def total(self, request: Request) -> Passed:
-        with mock.patch.object(pool_module, "add_counts", np.concatenate):
-            return super().total(request)
+    return mock.patch.object(pool_module, "add_counts", np.concatenate)
 
 
+plant("total of too few", "pool")(during(Pool, "total", passes_few))
+plant("counts passed on unsummed", "pool")(during(Pool, "total", passes_separate))
+
+
+@plant("round passed on again", "store")
 class ForgetsRounds(Store):
     """A round may be passed on again, with other boxes."""
 
@@ -179,16 +163,18 @@ class ForgetsRounds(Store):
         return reply
 
 
+@plant("total of too few", "channel")
 class ThroughFew(ThroughShuffler):
-    """As PassesFew, in simulation."""
+    """As `passes_few`, in simulation."""
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         release = self._gate.answer(query, silos)
         return Total(release.value.sum(1, keepdim=True), release.silos)
 
 
+@plant("counts passed on unsummed", "channel")
 class ThroughSeparate(ThroughShuffler):
-    """As PassesSeparate, in simulation."""
+    """As `passes_separate`, in simulation."""
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         release = self._gate.answer(query, silos)
@@ -198,16 +184,19 @@ class ThroughSeparate(ThroughShuffler):
 # --- the analyzer and the plan ----------------------------------------------------------------------------------------------------
 
 
+@plant("noise's mean subtracted once", "analysed")
 def subtracts_noise_once(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
     """Subtracts p b for one contribution and not for all of them."""
     return ((total - mechanism.p * mechanism.noise_bits) * (2 / mechanism.levels) - records) * mechanism.clip / records
 
 
+@plant("sum centred once", "analysed")
 def centres_once(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
     """Subtracts L and not m L from the sum of m shifted records (the paper's print)."""
     return ((total - mechanism.p * mechanism.noise_bits * records) * (2 / mechanism.levels) - 1) * mechanism.clip / records
 
 
+@plant("anchors noised as printed", "calibrate_shuffled")
 def anchors_as_printed(*words, **more) -> Plan:
     """The anchors' noise has max(1, sqrt(q/R)) = 1 where sqrt(R/q) is needed (the paper's SDP SPIDER): each spends what all may."""
     plan = calibrate_shuffled(*words, **more)

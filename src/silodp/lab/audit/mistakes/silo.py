@@ -1,7 +1,4 @@
-"""Mistakes that others have made, as subclasses and functions that take the place of one shipped part. Nothing here can be switched on.
-
-Each says in its first line what it does wrong and, as far as it is known, who did.
-"""
+"""Mistakes in a silo: in clipping, noise, sampling, plan, ledger and gate."""
 
 from __future__ import annotations
 
@@ -10,25 +7,25 @@ import copy
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
-from silodp.core.protocol.codec import Answer, decode_query, decode_reply, encode_reply
+from silodp.core.protocol.codec import decode_query, decode_reply, encode_reply
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling, WithoutReplacement
 from silodp.core.statistics import GradDiff
+from silodp.lab.audit.mistakes import Mistakes, during, keyed
 from silodp.server.plan import Plan, calibrate
-from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact, lattice_step
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.gate import Gate
@@ -36,11 +33,14 @@ from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.silo.service.door import Door
 
+OF_A_SILO = Mistakes()
+plant = OF_A_SILO.plant
+
 # --- clipping ---------------------------------------------------------------------------------------------------------------------
 
 
 class ByHand(Simulated):
-    """Clips records one by one, in float32, as many a script does; `scaled` says how."""
+    """Clips records one by one, in float32, as many a script does; `scaled` says how, of gradients or differences g."""
 
     def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
         at, points = list(silos), [p for p in (w, reference) if p is not None]
@@ -55,36 +55,37 @@ class ByHand(Simulated):
         rows = [each(p[:, None].expand(-1, len(at), -1) if p.dim() == 2 else p, x, y) for p in points]
         clip = torch.as_tensor(mechanism.clip, dtype=w.dtype).reshape(-1, 1, 1, 1).expand(runs, 1, 1, 1)
         weight = weight.expand(runs, *weight.shape[-2:])
-        total = (self.scaled(rows, clip) * weight[..., None]).sum(2)
+        g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+        total = (self.scaled(g, rows, clip) * weight[..., None]).sum(2)
         return total / self._batch(mechanism.sampling, at).to(total)
 
-    def scaled(self, rows: list[Tensor], clip: Tensor) -> Tensor:
+    def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
         raise NotImplementedError
 
 
+@plant("per-layer clipping", "answerer")
 class PerLayer(ByHand):
     """Each tensor of a record's gradient is clipped alone (the paper's published code)."""
 
-    def scaled(self, rows: list[Tensor], clip: Tensor) -> Tensor:
-        g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+    def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
         parts = [part * (clip / part.norm(dim=-1, keepdim=True).clamp_min(1e-30)).clamp(max=1) for part in g.split(self.problem.sizes, -1)]
         return torch.cat(parts, -1).nan_to_num(0.0, 0.0, 0.0)
 
 
+@plant("NaN that passes the clip", "answerer")
 class PassesNaN(ByHand):
     """if norm > clip: scale. A comparison with NaN is false, so a NaN is not scaled."""
 
-    def scaled(self, rows: list[Tensor], clip: Tensor) -> Tensor:
-        g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+    def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
         norm = g.norm(dim=-1, keepdim=True)
         return torch.where(norm > clip, g * (clip / norm), g)
 
 
+@plant("difference norms by the cancelling formula", "answerer")
 class Cancelling(ByHand):
     """||g1 - g2||^2 as ||g1||^2 + ||g2||^2 - 2 g1.g2 in float32, which cancels when the points are close."""
 
-    def scaled(self, rows: list[Tensor], clip: Tensor) -> Tensor:
-        g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+    def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
         square = sum(r.square().sum(-1, keepdim=True) for r in rows) - (
             2 * (rows[0] * rows[1]).sum(-1, keepdim=True) if len(rows) > 1 else 0
         )
@@ -92,13 +93,13 @@ class Cancelling(ByHand):
         return torch.where(torch.isfinite(scaled).all(-1, keepdim=True), scaled, 0.0)
 
 
+@plant("data-dependent clip", "answerer")
 class MedianClip(Simulated):
     """The clip is the median of the silo's own gradient norms, and the noise follows it (adaptive clipping that nobody paid for)."""
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         class Norms(ByHand):
-            def scaled(self, rows: list[Tensor], clip: Tensor) -> Tensor:
-                g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
+            def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
                 found.append(g.norm(dim=-1).flatten(1).median(1, keepdim=True).values)
                 return g
 
@@ -112,6 +113,7 @@ class MedianClip(Simulated):
 # --- noise ------------------------------------------------------------------------------------------------------------------------
 
 
+@plant("noise for half the sensitivity", "answerer")
 class HalfSensitivity(Simulated):
     """Noise for L / n where replacing a record moves the mean by 2 L / n."""
 
@@ -119,6 +121,7 @@ class HalfSensitivity(Simulated):
         return super()._noisy(mean, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), silos)
 
 
+@plant("noise only on anchors", "answerer")
 class AnchorsOnly(Simulated):
     """Differences are small, so they are sent as they are."""
 
@@ -128,6 +131,7 @@ class AnchorsOnly(Simulated):
         return super().answer(query, silos)
 
 
+@plant("the same noise in two rounds", "answerer")
 class SameNoise(Simulated):
     """Every round draws from the beginning of the same stream (noise files that are loaded again)."""
 
@@ -138,6 +142,7 @@ class SameNoise(Simulated):
         return noisy
 
 
+@plant("noise shared between silos", "answerer")
 class SharedNoise(Simulated):
     """One draw for all silos, each scaled to its own standard deviation."""
 
@@ -147,6 +152,7 @@ class SharedNoise(Simulated):
         return mean + own[:, :1] * batch[0] / batch
 
 
+@plant("float noise without lattice", "exact")
 class FloatNoise(Exact):
     """The right sum and the right standard deviation, in float64 and off the lattice (Mironov 2012)."""
 
@@ -157,22 +163,18 @@ class FloatNoise(Exact):
         return mean + float(mechanism.noise_multiplier) * float(mechanism.sensitivity(self._n)) * torch.randn(1, dim, dtype=torch.float64)
 
 
-class SeedFromServer(Door):
+def seed_from_server(door: Door, words: tuple[bytes]) -> AbstractContextManager:
     """The keystream's key is a hash of what the server sent (Fed-BioMed let the server seed the noise)."""
+    return keyed(hashlib.sha256(words[0]).digest())
 
-    def _answer(self, frame: bytes) -> bytes:
-        class Seeded(lattice.Keystream):
-            def _rekey(self) -> None:
-                super()._rekey()
-                self._cipher = Cipher(algorithms.ChaCha20(hashlib.sha256(frame).digest(), bytes(16)), mode=None).encryptor()
 
-        with mock.patch.object(lattice, "Keystream", Seeded):
-            return super()._answer(frame)
+plant("seed from the server", "door")(during(Door, "_answer", seed_from_server))
 
 
 # --- sampling, plan, ledger, gate ---------------------------------------------------------------------------------------------------
 
 
+@plant("sampling with replacement accounted as without", "answerer")
 class WithReplacement(Simulated):
     """np.random.choice without replace=False: a record can be in a batch twice."""
 
@@ -187,6 +189,7 @@ class WithReplacement(Simulated):
         return drawn
 
 
+@plant("anchors and differences each given the whole exact budget", "calibrate")
 def whole_budget_each(run, mechanisms, budgets, counts, participation=None, *, shares=None, rule=None) -> Plan:
     """Anchors are calibrated to the whole budget, and differences to the whole budget again (the paper's alternate SPIDER)."""
     plan = calibrate(run, mechanisms, budgets, counts, participation, shares=shares, rule=rule)
@@ -195,6 +198,7 @@ def whole_budget_each(run, mechanisms, budgets, counts, participation=None, *, s
     return replace(plan, mechanisms=full)
 
 
+@plant("anchors and differences each given the whole exact budget", "ledger")
 class NoFilter(MemoryLedger):
     """Counts, and lets everything pass."""
 
@@ -203,6 +207,7 @@ class NoFilter(MemoryLedger):
             super().charge(event, silos)
 
 
+@plant("answer before charge", "gate")
 class AnswersFirst(Gate):
     """Computes, and then checks and charges for what it has computed."""
 
@@ -225,6 +230,7 @@ class WithLoss(Release):
     loss: float = 0.0
 
 
+@plant("raw loss in the reply", "gate")
 class SendsLoss(Gate):
     """The mean training loss rides along, for the learning curve."""
 
@@ -233,14 +239,19 @@ class SendsLoss(Gate):
         return WithLoss(release.value, release.silos, release.event, raw_loss(self._answerer, query))
 
 
+@plant("raw loss in the reply", "door")
 class DoorSendsLoss(Door):
     """The same in deployment: one number more than was asked for."""
 
     def _answer(self, frame: bytes) -> bytes:
-        reply, query = decode_reply(super()._answer(frame), limit=2**62), decode_query(frame, limit=2**62)[0].query
-        assert isinstance(reply, Answer)
+        reply, query = opened(super()._answer(frame), frame)
         loss = torch.tensor([[raw_loss(self._exact, query)]], dtype=reply.value.dtype)
         return encode_reply(replace(reply, value=torch.cat([reply.value, loss], 1)), self._key)
+
+
+def opened(reply: bytes, frame: bytes) -> tuple[Any, Query]:
+    """The reply of a door, and the query that it was asked."""
+    return decode_reply(reply, limit=2**62), decode_query(frame, limit=2**62)[0].query
 
 
 def raw_loss(answerer: object, query: Query) -> float:
@@ -253,16 +264,16 @@ def raw_loss(answerer: object, query: Query) -> float:
     return float(answerer.problem.losses(query.statistic.w.to(x), x, y).mean())  # type: ignore[union-attr]
 
 
+@plant("retry with fresh noise", "door")
 class ForgetsAnswers(Door):
     """A retry is a query like any other, except that it was paid for already."""
 
     def _answer(self, frame: bytes) -> bytes:
-        stored = super()._answer(frame)
-        reply, query = decode_reply(stored, limit=2**62), decode_query(frame, limit=2**62)[0].query
-        assert isinstance(reply, Answer)
+        reply, query = opened(super()._answer(frame), frame)
         return encode_reply(replace(reply, value=self._exact.answer(query, [0])[0]), self._key)
 
 
+@plant("ledger reset on restart", "reopen")
 def begins_anew(path: Path) -> DurableLedger:
     """At every start the ledger and its anchor are as they were when they were made."""
     anchor = Path(f"{path}.anchor")

@@ -17,9 +17,8 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.sampling import Poisson
 from silodp.lab.audit import bounds, mutants, onerun, report, report_answers
-from silodp.lab.audit.pipeline import SOUND
-from silodp.lab.audit.probes import SIMULATION, Caught
-from silodp.lab.audit.probes_deployed import DEPLOYMENT, impossible
+from silodp.lab.audit.pipeline import SOUND, Caught
+from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION, impossible
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.server.algorithms import ALGORITHMS
 

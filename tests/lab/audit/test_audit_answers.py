@@ -23,8 +23,7 @@ from silodp.core.privacy.accounting import gdp_epsilon
 from silodp.lab.audit import bounds, mutants, normal, report, report_answers
 from silodp.lab.audit.answers import Answering, Row, answerable
 from silodp.lab.audit.mistakes import answers as mistakes_answers
-from silodp.lab.audit.pipeline import SOUND
-from silodp.lab.audit.probes import Caught
+from silodp.lab.audit.pipeline import SOUND, Caught
 from silodp.lab.audit.probes_answers import ANSWERS, RATE, noise_of
 from silodp.lab.audit.probes_batches import BATCHES, COINS, GROUPS, MANY, check_coins
 from silodp.lab.audit.transcript import Case

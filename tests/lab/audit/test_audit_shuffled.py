@@ -14,8 +14,7 @@ from silodp.core.privacy.totals import Schedule
 from silodp.core.sampling import DisjointBatches
 from silodp.lab.audit import bounds, mutants, report
 from silodp.lab.audit.canary import RECORDS, canary_problem
-from silodp.lab.audit.pipeline import SOUND
-from silodp.lab.audit.probes import Caught
+from silodp.lab.audit.pipeline import SOUND, Caught
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.lab.audit.shuffled import SILOS, attack_counts, attack_totals, plan_of
 from silodp.lab.audit.transcript import Case

@@ -10,7 +10,6 @@ middle; all others see noise alone, whatever batch was drawn. Three records of f
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -21,8 +20,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
 from silodp.core import mechanisms, statistics
@@ -37,7 +34,7 @@ from silodp.core.protocol.box import open_box
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.query import Query
 from silodp.core.statistics import LocalSteps, Score
-from silodp.lab.audit.pipeline import Pipeline, Silo
+from silodp.lab.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import held_out, split_records
@@ -211,14 +208,7 @@ def own_coordinates(k: int) -> slice:
     return slice(FIRST + 2 * k, FIRST + 2 * k + 2)
 
 
-class Free:
-    """A ledger that lets everything pass."""
-
-    def charge(self, event: object, silos: object) -> None:
-        pass
-
-
-SEAL = X25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's shuffler of answers").digest())
+SEAL = sealing("the audit's shuffler of answers")
 
 
 class Answering(Silo):
@@ -231,8 +221,7 @@ class Answering(Silo):
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
         self.rule = Totals.for_budget(self.budget) if mechanism is Shuffled else Renyi(2.0)
-        pseudonym = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's pseudonym").digest())
-        self.shuffling = Shuffling(SEAL.public_key().public_bytes_raw().hex(), "pseudonym.key", CROWD, 0), pseudonym
+        self.shuffling = Shuffling(public(SEAL), "pseudonym.key", CROWD, 0), signing("the audit's pseudonym")
         self._asked = 0
         self.set_up(folder, pipeline, *world())
 

@@ -12,23 +12,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from silodp.lab.audit.mistakes.answers import OF_ANSWERS
 from silodp.lab.audit.mistakes.shuffled import OF_A_SHUFFLE
 from silodp.lab.audit.mistakes.silo import OF_A_SILO
-from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.audit.probes import SIMULATION, Caught, Probe
+from silodp.lab.audit.pipeline import SOUND, Caught, Pipeline, Probe, Probes
 from silodp.lab.audit.probes_answers import ANSWERS
 from silodp.lab.audit.probes_batches import BATCHES
-from silodp.lab.audit.probes_deployed import DEPLOYMENT
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
+from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION
 from silodp.lab.studies.sweep import spread
 
 MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_ANSWERS
-Halves = list[tuple[set[str], dict[str, Probe]]]
-SILO_HALVES: Halves = [({"answerer", "gate", "ledger", "calibrate"}, SIMULATION), ({"gate", "exact", "door", "reopen"}, DEPLOYMENT)]
-SHUFFLE_HALVES: Halves = [
-    ({"ledger", "channel", "calibrate_shuffled"}, SHUFFLED_SIMULATION),
-    ({"exact", "door", "analysed", "pool", "store"}, SHUFFLED_DEPLOYMENT),
-]
-ANSWER_HALVES: Halves = [({"exact", "gate"}, ANSWERS | BATCHES)]
-GROUPS = ((OF_A_SILO, SILO_HALVES), (OF_A_SHUFFLE, SHUFFLE_HALVES), (OF_ANSWERS, ANSWER_HALVES))
+GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (
+    (OF_A_SILO, [SIMULATION, DEPLOYMENT]),
+    (OF_A_SHUFFLE, [SHUFFLED_SIMULATION, SHUFFLED_DEPLOYMENT]),
+    (OF_ANSWERS, [ANSWERS, BATCHES]),
+)
 IN_MEMORY = Path("/dev/shm")
 """Where silos are set up for a probe, if it is there: no probe is about a disk, and deployed ledgers wait for theirs."""
 
@@ -37,8 +33,8 @@ def probes_of(name: str | None) -> dict[str, Probe]:
     """Those of the half, simulation or deployment, that the mutant changes: the other half is the shipped one. All for the shipped pipeline."""
     probes: dict[str, Probe] = {}
     for group, halves in GROUPS:
-        for parts, half in halves:
-            if name is None or (name in group and _changed(group[name]) & parts):
+        for half in halves:
+            if name is None or (name in group and _changed(group[name]) & half.parts):
                 probes |= half
     return probes
 

@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from silodp.lab.audit.probes import Caught
+from silodp.lab.audit.pipeline import Caught
 
 BLOCKS = 32
 

@@ -88,9 +88,8 @@ def one_run(order: OneRun, x: Tensor, y: Tensor, classes: int, *, seed: int = 0,
     mechanisms = {kind: Gaussian(kind, order.clip, 0.0, sampling) for kind in algorithm.kinds}
     budget = Budget(order.epsilon, order.delta)
     plan = pipeline.calibrate(run, mechanisms, budget, records.counts, shares=default_shares(algorithm, order.settings))
-    answerer = pipeline.answerer(problem, records, [seed])
-    ledger = pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
-    channel = Recording(InProcess(pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts)))
+    gate, answerer = pipeline.simulated(problem, records, plan, [seed])
+    channel = Recording(InProcess(gate))
     for _ in run(Federation(channel, Everyone(1)), problem, problem.initial([seed]), **plan.mechanisms):
         pass
     believed = _Belief(m)

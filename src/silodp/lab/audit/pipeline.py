@@ -1,9 +1,12 @@
-"""The pipeline under attack as a description: which part does what. A mutant is the same description with one part exchanged."""
+"""The pipeline under attack as a description: which part does what. A mutant is the same description with one part exchanged.
+
+And what every probe needs: keys, a deployed silo, a gate without door or ledger, stand-ins for a ledger and an answerer.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -11,9 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import nn
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor, nn
 
 from silodp.core.mechanisms import Gaussian
 from silodp.core.mechanisms import totals as totals_module
@@ -66,10 +71,77 @@ class Pipeline:
             stack.enter_context(mock.patch.object(door_module, "Gate", self.gate))
             yield
 
+    def simulated(self, problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Any, Any]:
+        """(gate, answerer) of a simulation that charges by this plan."""
+        answerer = self.answerer(problem, records, seeds)
+        ledger = self.ledger(plan.rule, plan.budgets.tolist(), records.counts)
+        return self.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds)), answerer
+
+    def open_gate(self, problem: Problem, records: Records, **more: Any) -> Any:
+        """The gate and arithmetic of a deployed silo, without a door before it or a ledger behind."""
+        n = records.counts[0]
+        exact = self.exact(problem, records, **{"partition": lambda name, batches: np.arange(n)} | more)
+        return self.gate(exact, Free(), dim=problem.dim, counts=[n])
+
 
 SOUND = Pipeline()
 DIM = 3
 BUDGET = Budget(6.0, 1e-5)
+
+
+class Caught(Exception):
+    """Something is wrong with the pipeline; the message says what."""
+
+
+Probe = Callable[[Pipeline, int, Path], None]
+"""Takes a pipeline, a seed and an empty folder, and raises Caught with one sentence if something is wrong."""
+
+
+class Probes(dict[str, Probe]):
+    """What an examiner tries, by name, and the parts of a pipeline that it sees."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = set(parts)
+
+    def probe(self, name: str) -> Callable[[Probe], Probe]:
+        return lambda probe: self.setdefault(name, probe)
+
+
+# --- stand-ins --------------------------------------------------------------------------------------------------------------------
+
+
+class Free:
+    """A ledger that lets everything pass."""
+
+    def charge(self, event: object, silos: object) -> None:
+        pass
+
+
+class Blank:
+    """An answerer without records that notes whether it was asked."""
+
+    features = 0
+    asked = False
+
+    def answer(self, query: Query, silos: object) -> Tensor:
+        self.asked = True
+        return torch.zeros(query.statistic.shape)[:, None]
+
+
+def signing(name: str) -> Ed25519PrivateKey:
+    """A key of the audit's own, the same in every run."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def sealing(name: str) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
+
+
+# --- a deployed silo --------------------------------------------------------------------------------------------------------------
 
 
 class Silo:
@@ -93,11 +165,11 @@ class Silo:
         """Makes policy and ledger for these records, and opens the door."""
         folder.mkdir(parents=True)
         self.pipeline, self._folder, self.problem, self.records = pipeline, folder, problem, records
-        self._key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's own server").digest())
+        self._key = signing("the audit's own server")
         self.policy = Policy(
             silo="silo", epsilon=self.budget.epsilon, delta=self.budget.delta, definition=definition_hash(problem), statistics=self.statistics,
             samplings=self.samplings, clip=(1e-6, 1e6), minimum_noise_multiplier=1e-9, minimum_batch=1, maximum_local_steps=10,
-            queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(self._key.public_key().public_bytes_raw().hex(),),
+            queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(public(self._key),),
         )  # fmt: skip
         identity = Identity.of(records.x[0].numpy(), records.y[0].numpy())
         DurableLedger.create(

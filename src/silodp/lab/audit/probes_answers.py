@@ -28,7 +28,6 @@ from silodp.lab.audit.answers import (
     CROWD,
     STEP,
     Answering,
-    Free,
     N,
     Row,
     answerable,
@@ -40,13 +39,14 @@ from silodp.lab.audit.answers import (
     own_part,
     std_of,
 )
-from silodp.lab.audit.pipeline import Pipeline
-from silodp.lab.audit.probes import Caught, Probe
+from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
 from silodp.silo.answer.exact import lattice_step
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.chain import plain
+from silodp.testing.statistic import hostile_records
 
+ANSWERS = Probes("exact", "gate")
 RATE = 1e-8
 RELEASES = 8
 SURELY = 9.0
@@ -77,6 +77,7 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     return (values - centre_of(row, query)[at].numpy()) / std_of(row, query)
 
 
+@ANSWERS.probe("noise of every answer")
 def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Of every answer that a gate gives: the noise is as large as its price says, Gaussian or binomial, and new in every coordinate and release.
 
@@ -86,6 +87,7 @@ def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
         normal.look(noise_of(row, silo), str(row), RATE / len(answerable()))
 
 
+@ANSWERS.probe("lattice of every answer")
 def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Of every single Gaussian answer: it lies on the lattice that the query alone decides, and uses all of it."""
     for row, silo in _silos(pipeline, folder):
@@ -100,6 +102,7 @@ def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None
         normal.low_bits(whole.astype(np.int64), str(row), RATE / len(answerable()))
 
 
+@ANSWERS.probe("noise of small answers")
 def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The same of few coordinates, another clip and little noise: 32 answers of each row on records of zero, around their own mean.
 
@@ -108,8 +111,7 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     n, features, releases = 6, 8, 32
     problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
     records = Records(torch.zeros(1, n, features, dtype=torch.float64), torch.zeros(1, n, dtype=torch.int64), (n,), ("silo",))
-    exact = pipeline.exact(problem, records, partition=lambda name, batches: np.arange(n), held_out_share=0.4)
-    gate = pipeline.gate(exact, Free(), dim=features, counts=[n])
+    gate = pipeline.open_gate(problem, records, held_out_share=0.4)
     for row in answerable():
         query = row.query(features=features)
         m, batch, part = (
@@ -163,6 +165,7 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
     return counted
 
 
+@ANSWERS.probe("records and price of every answer")
 def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """In every answer is each record of its part and batch once, as long as its clip, and nobody else; it is charged for what was asked.
 
@@ -224,6 +227,7 @@ def _check_charge(row: Row, query: Query, silo: Answering) -> None:
 # --- reach ----------------------------------------------------------------------------------------------------------------------------
 
 
+@ANSWERS.probe("reach of every answer")
 def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Whatever one record holds, it moves no sum by more than twice the clip; and it moves nothing that its part is not asked about."""
     n, features = 6, 8
@@ -235,8 +239,7 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
         for part, limit in ((held, 1.0), (~held, 0.0)) if row.statistic is Score else ((~held, 1.0), (held, 0.0)):
             sums = []
             for records in _variants(n, features, int(np.flatnonzero(part)[0])):
-                exact = pipeline.exact(problem, records, partition=lambda name, batches: np.arange(n), held_out_share=0.4)
-                value = pipeline.gate(exact, Free(), dim=features, counts=[n]).answer(query, [0]).value[0, 0].double()
+                value = pipeline.open_gate(problem, records, held_out_share=0.4).answer(query, [0]).value[0, 0].double()
                 sums.append(_as_sum(row, query, value, n, held))
             blur = _blur(row, query, n)
             clip, far = float(query.mechanism.clip), float(torch.cdist(torch.stack(sums), torch.stack(sums)).max())
@@ -261,27 +264,7 @@ def _blur(row: Row, query: Query, n: int) -> float:
 def _variants(n: int, features: int, at: int) -> Iterator[Records]:
     """Data sets that differ in the record at this place: from nothing to NaN, one way and the other, missing or there."""
     base = torch.randn(1, n, features, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    ones = torch.ones(features, dtype=torch.float64)
-    kinds = [
-        (0 * ones, 0),
-        (1e3 * ones, 0),
-        (1e3 * ones, 1),
-        (-1e3 * ones, 0),
-        (1e30 * ones, 1),
-        (math.nan * ones, 0),
-        (math.inf * ones, 1),
-    ]
-    kinds += [(-1e3 * ones, 5), (ones, -3), (1e3 * ones * (torch.arange(features) % 2), 1)]
-    for (x, y), gone in itertools.product(kinds, (False, True)):
+    for (x, y), gone in itertools.product(hostile_records(features), (False, True)):
         features_of, labels, missing = base.clone(), torch.arange(n)[None] % 2, torch.zeros(1, n, features, dtype=torch.bool)
         features_of[0, at], labels[0, at], missing[0, at] = x, y, gone
         yield Records(features_of, labels, (n,), ("silo",), missing)
-
-
-ANSWERS: dict[str, Probe] = {
-    "noise of every answer": noise_of_every_answer,
-    "noise of small answers": noise_of_small_answers,
-    "records and price of every answer": records_and_price_of_every_answer,
-    "reach of every answer": reach_of_every_answer,
-    "lattice of every answer": lattice_of_every_answer,
-}

@@ -23,12 +23,12 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import Poisson, WithoutReplacement
 from silodp.core.statistics import GradDiff, LocalSteps
-from silodp.lab.audit.answers import Answering, Free, N, Row, answerable
-from silodp.lab.audit.pipeline import Pipeline
-from silodp.lab.audit.probes import Caught, Probe
+from silodp.lab.audit.answers import Answering, N, Row, answerable
+from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.data.records import Records
 
+BATCHES = Probes("exact", "gate")
 RATE = 1e-8
 MANY, GROUPS, COINS = 2**16, 16, 0.347
 DRAWS = 10
@@ -59,8 +59,7 @@ def question(row: Row) -> Query:
 def drawn(row: Row, pipeline: Pipeline) -> np.ndarray:
     """(releases, 32) whole numbers: how often records of each group are in an answer, over its steps."""
     problem, records = crowd()
-    exact = pipeline.exact(problem, records, partition=lambda name, batches: Keystream().permutation(MANY))
-    gate, query = pipeline.gate(exact, Free(), dim=problem.dim, counts=[MANY]), question(row)
+    gate, query = pipeline.open_gate(problem, records, partition=lambda name, batches: Keystream().permutation(MANY)), question(row)
     scale = query.mechanism.sampling.batch(MANY) * 2**0.5 / float(query.mechanism.clip)
     scale /= -TINY if row.steps > 1 else 1.0
     values = np.stack([gate.answer(query, [0]).value[0, 0].numpy() * scale for _ in range(-(-DRAWS // row.steps))])
@@ -79,6 +78,7 @@ def coins_of(row: Row, counts: np.ndarray) -> tuple[int, int]:
     return int(counts[:, :GROUPS].sum()), counts.shape[0] * row.steps * MANY
 
 
+@BATCHES.probe("coins")
 def coins(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Poisson batches: every record by a coin of its own at the rate that is paid for, tossed anew in every answer and every local step."""
     rows = [row for row in subsampled() if row.sampling is Poisson]
@@ -102,6 +102,7 @@ def check_coins(row: Row, counts: np.ndarray, rate: float) -> None:
     _anew(row, z, each)
 
 
+@BATCHES.probe("batches without replacement")
 def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Batches without replacement: floor(rate n) distinct records, wherever they lie in the file, drawn anew each time."""
     rows = [row for row in subsampled() if row.sampling is WithoutReplacement]
@@ -117,6 +118,7 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
         _anew(row, z, each)
 
 
+@BATCHES.probe("partitions")
 def partitions(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The ledger's partitions: 40 of them are permutations, all different, in which no place is likelier than another."""
     silo = Answering(folder / "partitions", pipeline, Gaussian)
@@ -157,6 +159,3 @@ def _anew(row: Row, z: np.ndarray, level: float) -> None:
     low = stats.chi2.isf(1 - level / len(pairs), GROUPS - 1)
     if any(float(np.square(a - b).sum()) / 2 < low for a, b in pairs):
         raise Caught(f"{row}: two questions get the same batch; it must be drawn anew")
-
-
-BATCHES: dict[str, Probe] = {"coins": coins, "batches without replacement": sizes, "partitions": partitions}

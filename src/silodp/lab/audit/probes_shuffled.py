@@ -1,22 +1,18 @@
 """What an examiner tries on a shuffle: attacks on totals, an estimate whose truth is known, and plain checks of doors, pool and store.
 
-As in `probes`: Caught if something is wrong; a false-alarm rate of 1e-6 for each statistical probe, and none for the others, save where two
+A false-alarm rate of 1e-6 for each statistical probe, and none for the others, save where two
 rounds of 30-bit noise agree by chance.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy import stats
-from torch import Tensor
 
 from silodp.core.errors import Refused
 from silodp.core.mechanisms import Shuffled
@@ -28,23 +24,29 @@ from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.canary import canary_problem, neighbours
-from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Pipeline, Silo
-from silodp.lab.audit.probes import FALSE_ALARM, Caught, Probe
+from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Blank, Caught, Pipeline, Probes, Silo, public, sealing, signing
+from silodp.lab.audit.probes_silo import FALSE_ALARM
 from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
 from silodp.shuffler.door import Door as ShufflerDoor
 from silodp.silo.service.policy import Shuffling
+from silodp.wire.inprocess import Total
+
+SHUFFLED_SIMULATION = Probes("ledger", "channel", "calibrate_shuffled")
+SHUFFLED_DEPLOYMENT = Probes("exact", "door", "analysed", "pool", "store")
 
 # --- attacks ----------------------------------------------------------------------------------------------------------------------
 
 
+@SHUFFLED_SIMULATION.probe("server's view of a shuffle")
 def server_view(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Totals of anchors and differences together, against the claim epsilon = 6: a separation 1.5 times as large as the plan's is seen."""
     case = Case("spider", 6.0, {"rounds": 8, "phase": 2, "slope": 1.0})
     _alarm(case, attack_shuffled(case, 10_000, seed=seed, pipeline=pipeline))
 
 
+@SHUFFLED_DEPLOYMENT.probe("totals of deployed silos")
 def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A total of the deployed silos' counts, against the claim epsilon = 6: a separation twice as large is seen."""
     case = Case("mb-sgd", 6.0, {"rounds": 1})
@@ -58,6 +60,7 @@ def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
         raise Caught(f"totals tell neighbours apart as at epsilon {epsilon_of(mu, case.delta):.1f}, about; the claim is {case.epsilon:g}")
 
 
+@SHUFFLED_DEPLOYMENT.probe("estimate from totals")
 def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Deployed counts, added and analysed: the mean of the clipped records, without bias and with the noise that was asked for.
 
@@ -87,16 +90,11 @@ def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
 class _Counted:
     """A gate without records: silo i's counts are all 10^i."""
 
-    def answer(self, query: Query, silos) -> object:
-        value = torch.stack([torch.full((1, DIM), 10.0**i) for i in silos], 1)
-        return _Answered(value, tuple(silos))
+    def answer(self, query: Query, silos) -> Total:
+        return Total(torch.stack([torch.full((1, DIM), 10.0**i) for i in silos], 1), tuple(silos))
 
 
-class _Answered:
-    def __init__(self, value: Tensor, silos: tuple[int, ...]) -> None:
-        self.value, self.silos = value, silos
-
-
+@SHUFFLED_SIMULATION.probe("one total of enough records")
 def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """What comes through a simulated shuffler is one sum over silos, of as many records as were planned for, or nothing."""
     through = pipeline.channel(_Counted(), (12, 12, 12))
@@ -111,18 +109,12 @@ def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
     raise Caught("a total of 24 records is passed on where noise for 36 was planned")
 
 
-class _Silent:
-    features = 0
-
-    def answer(self, query: Query, silos) -> Tensor:
-        return torch.zeros(1, 1, DIM)
-
-
+@SHUFFLED_SIMULATION.probe("shares of rounds")
 def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The rounds' shares of the budget add up, and stop at 1."""
     rule, query = Totals.for_budget(BUDGET), Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36))
     share = float(rule.price(query.event(), np.asarray(12))[1])
-    gate = pipeline.gate(_Silent(), pipeline.ledger(rule, BUDGET, [12]), dim=DIM, counts=[12])
+    gate = pipeline.gate(Blank(), pipeline.ledger(rule, BUDGET, [12]), dim=DIM, counts=[12])
     answers = 0
     for _ in range(math.ceil(2 / share)):
         try:
@@ -137,14 +129,9 @@ def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
 # --- deployment: doors, pool, store ---------------------------------------------------------------------------------------------------
 
 MEMBERS = 4
-SEAL = X25519PrivateKey.from_private_bytes(hashlib.sha256(b"the audit's own shuffler").digest())
-SIGN, SERVER = (Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name).digest()) for name in (b"its signature", b"its server"))
+SEAL, SIGN, SERVER = sealing("the audit's own shuffler"), signing("its signature"), signing("its server")
 QUERY = Query(Grad(torch.full((1, DIM), 0.5)), Shuffled("audit", 1.0, 20, 2**16, 3 * 12))
 BITS = 20 + 2**16
-
-
-def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
-    return key.public_key().public_bytes_raw().hex()
 
 
 class Member(Silo):
@@ -153,7 +140,7 @@ class Member(Silo):
     rule = Totals.for_budget(BUDGET)
 
     def __init__(self, folder: Path, pipeline: Pipeline, number: int) -> None:
-        self.pseudonym = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(bytes([number])).digest())
+        self.pseudonym = signing(f"member {number}")
         self.shuffling = Shuffling(public(SEAL), "pseudonym.key", 48, 12), self.pseudonym
         super().__init__(folder / f"member-{number}", pipeline)
 
@@ -176,6 +163,7 @@ class Member(Silo):
         return encrypt_box(replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym)
 
 
+@SHUFFLED_DEPLOYMENT.probe("sealed reply")
 def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A reply is a box of fixed length on the silo's condition; asked again it is the same bytes; another round has other coins."""
     member = Member(folder, pipeline, 0)
@@ -194,6 +182,7 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
         member.restart()
 
 
+@SHUFFLED_DEPLOYMENT.probe("boxes that count")
 def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A total is of all members once, never of fewer records than they demand, and of nothing but their sum."""
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
@@ -211,6 +200,7 @@ def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught(f"{passed.totals.size} numbers are passed on where the total has {DIM}")
 
 
+@SHUFFLED_DEPLOYMENT.probe("one total for a round")
 def one_total(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Whatever boxes are brought, a round has one total."""
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
@@ -225,17 +215,3 @@ def one_total(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught("the shuffler passes nothing on")
     if one != two:
         raise Caught("a round is passed on twice, with another box of one silo")
-
-
-SHUFFLED_SIMULATION: dict[str, Probe] = {
-    "server's view of a shuffle": server_view,
-    "one total of enough records": channel,
-    "shares of rounds": shares,
-}
-SHUFFLED_DEPLOYMENT: dict[str, Probe] = {
-    "totals of deployed silos": deployed_totals,
-    "estimate from totals": estimate,
-    "sealed reply": sealed,
-    "boxes that count": boxes_that_count,
-    "one total for a round": one_total,
-}

@@ -13,8 +13,7 @@ from scipy import stats
 from silodp.core.sampling import Poisson
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import Answering, Row, answerable
-from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.audit.probes import Caught
+from silodp.lab.audit.pipeline import SOUND, Caught, Pipeline
 from silodp.lab.audit.probes_answers import ANSWERS, RATE, noise_of
 from silodp.lab.audit.probes_batches import BATCHES, COINS, check_coins, coins_of, drawn
 

@@ -27,9 +27,9 @@ from silodp.core.weights import Weights
 from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.audit.transcript import CLIP, Case, Stage, no_partition, played
+from silodp.lab.audit.transcript import CLIP, Attacker, Case, Stage, no_partition, played
 from silodp.server.algorithms import find
-from silodp.server.federation import Everyone
+from silodp.server.federation import Answered, Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.settings import default_shares
 from silodp.server.shuffled import ShuffledFederation
@@ -78,37 +78,21 @@ def attack_shuffled(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline 
 
 
 class _Shuffle(Stage):
-    def play(self, world: int, seeds: Sequence[int]) -> tuple[Any, list[tuple[Query, Tensor]]]:
-        """Runs the algorithm once for each seed on one of the data sets; gives the totals that were passed on, and an attacker."""
-        problem, records, plan = canary_problem(), self.worlds[world], self.plan
-        answerer = self.pipeline.answerer(problem, records, seeds)
-        ledger = self.pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
-        gate = self.pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
-        channel = Recording(self.pipeline.channel(gate, records.counts))
-        fed = ShuffledFederation(channel, Everyone(len(records)), Weights("records", tuple(records.counts)))
-        for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **plan.mechanisms):
-            pass
-        models = [self.pipeline.answerer(problem, w, [0]) for w in self.worlds]
-        return Server(models, records.counts, answerer), [(query, total.value.double().sum(1)) for query, _, total in channel.log]
+    def attacker(self, *known: Any) -> Attacker:
+        return Server(*known)
+
+    def federation(self, gate: Any) -> tuple[Recording, Federation]:
+        counts = self.worlds[0].counts
+        channel = Recording(self.pipeline.channel(gate, counts))
+        return channel, ShuffledFederation(channel, Everyone(len(counts)), Weights("records", tuple(counts)))
+
+    def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor:
+        """The total that was passed on."""
+        return release.value.double().sum(1)
 
 
-class Server:
-    """Knows both data sets, the stored partitions and all that is public; sees totals."""
-
-    def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
-        self._models, self._counts = models, counts
-        for model in models if victim else ():
-            model._partitions, model._world, model._generators = victim._partitions, victim._world, victim._generators
-
-    def loudness(self, query: Query, total: Tensor) -> float:
-        """Size of the noise in totals of the first data set, in units of the claimed one."""
-        residual = (total - self.expected(query, 0)) / self._std(query)
-        return max(float(residual.square().mean().sqrt()), 1e-6)
-
-    def evidence(self, query: Query, total: Tensor, loudness: float = 1.0) -> Tensor:
-        """(J,): log of the density of a total (J, d) under the second data set over that under the first, its noise taken for Gaussian."""
-        first, second = self.expected(query, 0), self.expected(query, 1)
-        return ((total - (first + second) / 2) * (second - first)).sum(-1) / (self._std(query) * loudness) ** 2
+class Server(Attacker):
+    """Knows both data sets, the stored partitions and all that is public; sees totals, whose noise it takes for Gaussian."""
 
     def expected(self, query: Query, world: int) -> Tensor:
         """(J, d): the mean of the total over coins."""
@@ -120,10 +104,11 @@ class Server:
         unit = torch.where(clip > 0, mean / clip, 0.0)
         return (batch * ((unit + 1) * (m.levels / 2) + m.p * m.noise_bits)).sum(1)
 
-    def _std(self, query: Query) -> float:
+    def _std(self, query: Query) -> Tensor:
         m = query.mechanism
         assert isinstance(m, Shuffled)
-        return math.sqrt(sum(m.sampling.batch(n) for n in self._counts) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
+        variance = sum(m.sampling.batch(n) for n in self._counts) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4)
+        return torch.full(query.statistic.shape[:1], math.sqrt(variance), dtype=torch.float64)
 
 
 # --- deployment -------------------------------------------------------------------------------------------------------------------

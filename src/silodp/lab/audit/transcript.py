@@ -24,7 +24,7 @@ from silodp.core.statistics import Grad, LocalSteps
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.algorithms import find
-from silodp.server.federation import Everyone, Federation
+from silodp.server.federation import Answered, Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.settings import default_shares, prepared
 from silodp.silo.data.records import Records
@@ -93,17 +93,25 @@ class Stage:
     pipeline: Pipeline
 
     def play(self, world: int, seeds: Sequence[int]) -> tuple[Attacker, list[tuple[Query, Tensor]]]:
-        """Runs the algorithm once for each seed on one of the data sets; gives what silo 0 released, and an attacker."""
-        problem, records, plan = canary_problem(), self.worlds[world], self.plan
-        answerer = self.pipeline.answerer(problem, records, seeds)
-        ledger = self.pipeline.ledger(plan.rule, plan.budgets.tolist(), records.counts)
-        channel = Recording(InProcess(self.pipeline.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))))
-        start = torch.zeros(len(seeds), problem.dim)
-        for _ in self.case.run()(Federation(channel, Everyone(len(records))), problem, start, **plan.mechanisms):
+        """Runs the algorithm once for each seed on one of the data sets; gives what was heard, and an attacker."""
+        problem, records = canary_problem(), self.worlds[world]
+        gate, answerer = self.pipeline.simulated(problem, records, self.plan, seeds)
+        channel, fed = self.federation(gate)
+        for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **self.plan.mechanisms):
             pass
-        attacker = Attacker([self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts[0], answerer)
-        heard = [(query, release.value[:, silos.index(0)]) for query, silos, release in channel.log if 0 in silos]
-        return attacker, [(query, value.double()) for query, value in heard]
+        attacker = self.attacker([self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts, answerer)
+        return attacker, [(query, value) for query, *seen in channel.log if (value := self.heard(*seen)) is not None]
+
+    def attacker(self, *known: Any) -> Attacker:
+        return Attacker(*known)
+
+    def federation(self, gate: Any) -> tuple[Recording, Federation]:
+        channel = Recording(InProcess(gate))
+        return channel, Federation(channel, Everyone(len(self.worlds[0])))
+
+    def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor | None:
+        """What the attacker hears of an answer: silo 0's release."""
+        return release.value[:, silos.index(0)].double() if 0 in silos else None
 
     def rehearse(self, seeds: Sequence[int]) -> list[float]:
         """The real size of each release's noise over its claimed size."""
@@ -129,7 +137,7 @@ def attack_deployed(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tup
 
     problem, worlds = canary_problem(), neighbours(silos=1)
     query = Query(Grad(torch.zeros(1, problem.dim)), case.plan(worlds[0].counts, pipeline).mechanisms["minibatch"])
-    attacker = Attacker([pipeline.answerer(problem, w, [0]) for w in worlds], worlds[0].counts[0])
+    attacker = Attacker([pipeline.answerer(problem, w, [0]) for w in worlds], worlds[0].counts)
     scores = []
     for world in worlds:
         gate = Remembering(problem, world, partition=no_partition)
@@ -145,37 +153,37 @@ def no_partition(name: str, batches: int) -> np.ndarray:
 class Attacker:
     """Knows both data sets, and the partition of disjoint batches (their price holds against who knows it); not the coins of sub-sampling."""
 
-    def __init__(self, models: Sequence[Any], n: int, victim: Any = None) -> None:
-        self._models, self._n = models, n
+    def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
+        self._models, self._counts = models, counts
         for model in models if victim else ():
             model._partitions, model._world, model._generators = victim._partitions, victim._world, victim._generators
 
     def loudness(self, query: Query, value: Tensor) -> float:
-        """Size of the noise in releases of the first data set, in units of the claimed one; 1 where batches are secret."""
+        """Size of the noise in what the first data set gives, in units of the claimed one; 1 where batches are secret."""
         if not isinstance(query.mechanism.sampling, FullBatch | DisjointBatches):
             return 1.0
-        residual = (value - self._noiseless(self._models[0], query)) / self._std(query)[:, None]
+        residual = (value - self.expected(query, 0)) / self._std(query)[:, None]
         return max(float(residual[residual.isfinite()].square().mean().sqrt()), 1e-6)
 
     def evidence(self, query: Query, value: Tensor, loudness: float = 1.0) -> Tensor:
-        """(J,): log of the density of silo 0's release (J, d) under the second data set over that under the first."""
+        """(J,): log of the density of what was heard (J, d) under the second data set over that under the first."""
         sampling, std = query.mechanism.sampling, self._std(query) * loudness
-        first, second = (self._noiseless(model, query) for model in self._models)
+        first, second = self.expected(query, 0), self.expected(query, 1)
         if isinstance(sampling, FullBatch | DisjointBatches):
             apart = ((value - (first + second) / 2) * (second - first)).sum(-1) / std**2
             return torch.where(std > 0, apart, 0.0)
-        rate = sampling.batch(self._n) / self._n
+        rate = sampling.batch(self._counts[0]) / self._counts[0]
         likelihoods = [(value * mean - mean.square() / 2).sum(-1) / std**2 + math.log(rate) for mean in (first, second)]
         absent = torch.full_like(likelihoods[0], math.log1p(-rate) if rate < 1 else -math.inf)
         return torch.logaddexp(likelihoods[1], absent) - torch.logaddexp(likelihoods[0], absent)
 
-    def _noiseless(self, model: Any, query: Query) -> Tensor:
-        """What this data set would answer if the canary is in the batch; sub-sampled batches hold nobody else who pulls."""
+    def expected(self, query: Query, world: int) -> Tensor:
+        """(J, d): silo 0's answer without noise if the canary is in the batch; sub-sampled batches hold nobody else who pulls."""
         mechanism, sampling = replace(query.mechanism, noise_multiplier=0.0), query.mechanism.sampling
         scale = 1.0
         if isinstance(sampling, Poisson | WithoutReplacement):
-            mechanism, scale = replace(mechanism, sampling=FullBatch()), self._n / sampling.batch(self._n)
-        return scale * model.answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
+            mechanism, scale = replace(mechanism, sampling=FullBatch()), self._counts[0] / sampling.batch(self._counts[0])
+        return scale * self._models[world].answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
 
     def _std(self, query: Query) -> Tensor:
         """(J,): standard deviation of a coordinate of the claimed noise; local steps add up that of each, times the step.
@@ -184,7 +192,7 @@ class Attacker:
         way, so the end is as good as the steps.
         """
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64).reshape(-1)[0]
-        sensitivity = torch.as_tensor(query.mechanism.sensitivity(self._n), dtype=torch.float64).reshape(-1)
+        sensitivity = torch.as_tensor(query.mechanism.sensitivity(self._counts[0]), dtype=torch.float64).reshape(-1)
         std = (multiplier * sensitivity).expand(query.statistic.shape[0])
         if isinstance(query.statistic, LocalSteps):
             return std * float(query.statistic.step) * math.sqrt(query.statistic.steps)

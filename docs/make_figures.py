@@ -30,7 +30,7 @@ def losses(name: str, epsilon: float | None) -> torch.Tensor:
     records = DATASETS["wbcd"].load(0, None).train
     problem = Problem(*model_by_name("mlp:5", records.x.shape[-1], 2))
     algorithm = find(name)
-    settings = algorithm.schedule({"rounds": ROUNDS})
+    settings = algorithm.schedule({"rounds": ROUNDS, "local_steps": 2, "restarts": 2})
     sampling = sampling_by_name(None, algorithm, ROUNDS)
     mechanisms = {kind: Gaussian(kind, CLIP, 0.0, sampling) for kind in algorithm.kinds}
     run, counts = prepared(algorithm, settings, STEP.get(name, 0.5)), records.counts

@@ -36,6 +36,20 @@ task = "binary"
 classes = ["no", "yes"]
 """
 NET = "from torch import nn\n\ndef build(features, outputs):\n    return nn.Sequential(nn.Linear(features, outputs))\n"
+LOSS = "def own(output, target):\n    return (output - target[..., None]).abs().sum(-1)\n"
+PROX = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Own:
+    strength: float
+
+    def value(self, w):
+        return self.strength / 2 * w.square().sum(-1)
+
+    def __call__(self, w, step):
+        return w / (1 + self.strength * step)
+"""
 
 
 def said(serve, path) -> str:
@@ -67,16 +81,27 @@ def let_in(folder: Path) -> None:
 def gate_of(folder: Path) -> dict[str, Path]:
     """A silo with a shuffler whose every file has a folder of its own: where each is."""
     rows = "\n".join(f"{i % 97},{('no', 'yes')[i % 2]}" for i in range(60))
-    data, schema, model = (
-        put(folder / name, text) for name, text in (("data/c.csv", f"a,ill\n{rows}\n"), ("schema/s.toml", SCHEMA), ("model/net.py", NET))
-    )
+    data, schema, model, loss, prox = (
+        put(folder / name, text)
+        for name, text in (
+            ("data/c.csv", f"a,ill\n{rows}\n"), ("schema/s.toml", SCHEMA), ("model/net.py", NET), ("loss/own.py", LOSS), ("prox/own.py", PROX)
+        )
+    )  # fmt: skip
     (folder / "anchor").mkdir()
     silo = provision(
-        folder / "policy", data=data, label="", name="clinic", epsilon=30.0, model=f"{model}:build", schema=schema, askers=[ASKER],
+        folder / "policy", data=data, label="", name="clinic", epsilon=30.0, model=f"{model}:build", schema=schema, loss=f"{loss}:own", prox=f"{prox}:Own:0.1", askers=[ASKER],
         rule="totals", shuffler=ASKER, contributions=600, anchor=folder / "anchor/anchor", registry=folder / "state/ledgers",
     )  # fmt: skip
     policy = Path(silo.policy)
-    found = {"policy": policy, "data": data, "schema": schema, "model": model, "anchor": folder / "anchor/anchor"}
+    found = {
+        "policy": policy,
+        "data": data,
+        "schema": schema,
+        "model": model,
+        "loss": loss,
+        "prox": prox,
+        "anchor": folder / "anchor/anchor",
+    }
     found |= {"state": folder / "state/ledgers"}
     for name, file in (("key", "silo.key"), ("log", "gate.log"), ("socket", "gate.sock"), ("pseudonym", "pseudonym.key")):
         found[name] = apart(folder, policy, name, file)
@@ -131,7 +156,7 @@ def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_thei
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     found = gate_of(tmp_path)
     paths = {field.name for kind in (Place, Shuffling) for field in fields(kind) if field.type == "str"}
-    no_paths = {"label", "model_sha256", "prox", "socket_mode", "socket_group", "shuffler"}
+    no_paths = {"label", "model_sha256", "prox_sha256", "loss_sha256", "socket_mode", "socket_group", "shuffler"}
     assert paths - no_paths | {"policy", "anchor", "state"} == set(found), "a new path is checked too"
     every_wrong(daemon.serve, found["policy"], found)
 

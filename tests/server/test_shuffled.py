@@ -38,7 +38,7 @@ RECORDS = Records.of([(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(
 
 def planned(name: str, budgets, *, participation=None, least=4, clip=1.0):
     algorithm = find(name)
-    settings = algorithm.schedule({"rounds": 8, "phase": 4, "inner": 2, "slope": 1.0})
+    settings = algorithm.schedule({"rounds": 8, "phase": 4, "local_steps": 1, "inner": 2, "restarts": 2, "slope": 1.0})
     run = prepared(algorithm, settings, 0.5)
     sampling = sampling_by_name(None, algorithm, 8)
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}

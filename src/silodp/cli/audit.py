@@ -113,7 +113,7 @@ def _one_run(
     x, y, classes = onerun.own_records(data, silo, label, data_dir)
     rows = []
     for name in algorithms:
-        settings = find(name).schedule({"rounds": rounds, "phase": min(5, rounds), "inner": min(5, rounds), "restarts": 1})
+        settings = find(name).schedule({"rounds": rounds, "phase": min(5, rounds), "local_steps": 2, "inner": min(5, rounds)})
         rows += [onerun.one_run(onerun.OneRun(name, settings, e, **order), x, y, classes, seed=seed) for e in epsilons]
     if as_json:
         dump({"rows": rows})

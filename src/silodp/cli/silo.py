@@ -40,7 +40,8 @@ def init(
     schema: Annotated[Path | None, typer.Option(help="The public schema of all silos' files, instead of --label and --classes.")] = None,
     name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
     model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
-    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.")] = "zero",
+    loss: Annotated[str, typer.Option(help="FILE.py:NAME, of which a hash is kept; by default the loss of the task.")] = "",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
     rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
     shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
@@ -68,7 +69,7 @@ def init(
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
+        prox=prox, loss=loss, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
         contributions=contributions, colluding=colluding,
     )  # fmt: skip
     if as_json:

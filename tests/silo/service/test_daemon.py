@@ -34,7 +34,7 @@ from silodp.host.lock import running, sole
 from silodp.host.log import tally
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
-from silodp.silo.service.daemon import GateLog
+from silodp.silo.service.daemon import GateLog, approved_problem
 from silodp.silo.service.door import Note
 from silodp.silo.service.policy import Place, Policy, Shuffling
 from silodp.silo.service.provision import COMMENTS, Silo, provision
@@ -515,6 +515,49 @@ def test_a_model_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, monkeypat
     assert "could write it" in started(edited(silo, model_sha256=f'"{sha}"'))
 
 
+def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+    words = {"loss": (OWN_LOSS, "own"), "prox": (OWN_PROX, "Own:0.1")}
+    files = {what: tmp_path / f"{what}.py" for what in words}
+    for what, file in files.items():
+        file.write_text(words[what][0])
+        file.chmod(0o600)
+    silo = made(tmp_path, **{what: f"{file}:{words[what][1]}" for what, file in files.items()})
+    place = Place.load(silo.policy)
+    assert place.loss_sha256 == hashlib.sha256(OWN_LOSS.encode()).hexdigest()
+    assert place.prox_sha256 == hashlib.sha256(OWN_PROX.encode()).hexdigest()
+    definition = approved_problem(place, 3, None).definition()
+    assert place.loss_sha256 in definition
+    assert place.prox_sha256 in definition
+    assert started(silo.policy) == "started"
+    for what, file in files.items():
+        ran = tmp_path / f"{what} ran"
+        file.write_text(f"open({str(ran)!r}, 'w').close()\n{words[what][0]}")
+        assert f"approves a {what} file" in started(silo.policy)
+        assert not ran.exists(), "what was not approved is not run"
+        sha = hashlib.sha256(file.read_bytes()).hexdigest()
+        other = edited(silo, **{f"{what}_sha256": f'"{sha}"'})
+        assert "definition" in started(other), "and what is approved is another problem"
+        file.write_text(words[what][0])
+    sub_module = f'"part:0:3:{files["prox"]}:Own:0.1"'
+    assert "cannot be read" in started(edited(silo, prox=sub_module)), "a file is named by its path alone"
+
+
+OWN_LOSS = "def own(output, target):\n    return (output[..., 0] - target).abs()\n"
+OWN_PROX = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Own:
+    strength: float
+
+    def value(self, w):
+        return self.strength / 2 * w.square().sum(-1)
+
+    def __call__(self, w, step):
+        return w / (1 + self.strength * step)
+"""
+
 NET = """
 from torch import nn
 
@@ -564,7 +607,7 @@ def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert Place.load(path).ledger == str(tmp_path / "ledger.db")
-    absent = () if name in ("schema", "held_out") else ("",)  # older policies have neither
+    absent = () if name in ("schema", "held_out", "loss", "loss_sha256", "prox_sha256") else ("",)  # older policies have none
     for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = -1\n", f"{name} = [1]\n"):
         path.write_text(re.sub(rf"(?m)^{name} = .*\n", new, text))
         with pytest.raises(BadInput, match=name):
@@ -578,7 +621,7 @@ SETTINGS = {name: '"x"' for name in ("data", "label", "model", "prox", "key", "l
 SETTINGS |= {
     "classes": "[]",
     "couriers": "[]",
-    "model_sha256": '""',
+    **dict.fromkeys(("model_sha256", "prox_sha256", "loss_sha256", "loss"), '""'),
     "schema": '""',
     "held_out": "0.0",
     "socket_group": '""',
@@ -615,7 +658,16 @@ def serving(folder: Path, handle, **changes):
     assert not thread.is_alive()
 
 
-FITTING = {"model_sha256": "", "socket_group": "", "socket_mode": "0660", "log_bytes": 10**6, "connections": 3, "timeout": 20.0}
+FITTING = {
+    "model_sha256": "",
+    "prox_sha256": "",
+    "loss_sha256": "",
+    "socket_group": "",
+    "socket_mode": "0660",
+    "log_bytes": 10**6,
+    "connections": 3,
+    "timeout": 20.0,
+}
 FITTING |= {"maximum_frame": 10**5}
 
 

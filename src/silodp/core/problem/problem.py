@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from silodp.core.errors import BadInput
+from silodp.core.extension import source
 from silodp.core.problem.losses import WITH_PARAMETERS, Loss, slope_of
 from silodp.core.problem.prox import Prox, Zero
 
@@ -28,16 +29,17 @@ class Problem:
 
     The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
     The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
-    `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns.
+    `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns, and `features` names
+    the function that made them of a record's raw ones, if there is one.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "") -> None:
+    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "", features: str = "") -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
         self.loss = loss
         self.slope = slope_of(loss)
         self.known_loss = self.slope is not None
-        self.schema = schema
+        self.schema, self.features = schema, features
         self.prox: Prox = Zero() if prox is None else prox
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
         self.sizes = [prod(shape) for shape in self.shapes.values()]
@@ -98,8 +100,9 @@ class Problem:
     def definition(self) -> str:
         """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch version. Its hash names what a silo approved."""
         constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
-        lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {self.prox!r}", f"model {self.model!r}"]
+        lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {_prox_name(self.prox)}", f"model {self.model!r}"]
         lines += [f"schema {self.schema}"] if self.schema else []
+        lines += [f"features {self.features}"] if self.features else []
         lines += [f"mode {name or '.'} {'train' if m.training else 'eval'}" for name, m in self.model.named_modules()]
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
         lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]
@@ -135,12 +138,28 @@ def _name(loss: object) -> str:
         return f"{type(loss).__module__}.{loss!r}"
     if type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
+    if source(loss) and not hasattr(loss, "__qualname__"):  # an object of a class in a user's own file
+        return f"{source(loss)}.{_shown(loss)}"
     if isinstance(loss, functools.partial):
         return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"
     name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '<unnamed>')}"
     if "<" in name:
         raise BadInput(f"the loss {name} has no name that another process could know; use a function defined at the top level of a module")
     return name
+
+
+def _prox_name(prox: Prox) -> str:
+    """Its fields and, where it or what it is a part of comes from a user's own file, that file's hash."""
+    found, inner = [], prox
+    while inner is not None:
+        found, inner = [*found, source(inner)], getattr(inner, "prox", None)
+    return " ".join([_shown(prox), *filter(None, found)]) if any(found) else repr(prox)
+
+
+def _shown(thing: object) -> str:
+    if " at 0x" in (text := repr(thing)):
+        raise BadInput(f"{text} does not show its numbers, so that nobody can approve them; make its class a frozen dataclass")
+    return text
 
 
 def _digest(constant: Tensor) -> str:

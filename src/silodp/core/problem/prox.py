@@ -4,6 +4,7 @@ Vectors are (..., d) with any leading run or silo axes; rows never mix, so a run
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
@@ -294,10 +295,14 @@ SPECS = (
 )
 
 
-def by_name(text: str) -> Prox:
-    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are those of SPECS."""
+def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
+    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are those of SPECS.
+
+    `own` makes the operator that FILE.py:NAME:PARAMETERS names, alone or in a part.
+    """
+    words = text.split(":")
     try:
-        prox = _parse(text.split(":"))
+        prox = own(text) if own and words[0].endswith(".py") else _parse(words, own)
     except BadInput:
         raise
     except ValueError:
@@ -307,7 +312,7 @@ def by_name(text: str) -> Prox:
     return prox
 
 
-def _parse(words: list[str]) -> Prox | None:
+def _parse(words: list[str], own: Callable[[str], Prox] | None) -> Prox | None:
     match words:
         case ["zero"]:
             return Zero()
@@ -335,7 +340,7 @@ def _parse(words: list[str]) -> Prox | None:
         case ["l1-box", strength, low, high]:
             return L1Box(float(strength), float(low), float(high))
         case ["part", start, stop, *inner]:
-            return Part(by_name(":".join(inner)), int(start), int(stop))
+            return Part(by_name(":".join(inner), own), int(start), int(stop))
     return None
 
 

@@ -11,7 +11,8 @@ from functools import cache
 from importlib import import_module
 
 from silodp.core.errors import BadInput
-from silodp.host.extension import is_file, load
+from silodp.core.extension import is_file
+from silodp.host.extension import load
 from silodp.server.algorithms.signature import WORDS, Algorithm, Setting, assignments
 
 __all__ = ["ALGORITHMS", "WORDS", "Algorithm", "Setting", "assignments", "find"]

@@ -76,9 +76,9 @@ class Setting:
 WORDS: dict[str, Setting] = {
     "rounds": Setting(25, least=1, type=int, help="Communication rounds R."),
     "phase": Setting(5, least=1, type=int, help="Phase q of spider and diff2: a fresh anchor every q rounds."),
-    "local_steps": Setting(2, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd and scaffold."),
+    "local_steps": Setting(5, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd and scaffold."),
     "inner": Setting(5, least=1, type=int, label="inner steps", help="Inner steps of an SVRG epoch."),
-    "restarts": Setting(2, least=1, type=int, help="Restarts of prox-pl-svrg."),
+    "restarts": Setting(1, least=1, type=int, help="Restarts of prox-pl-svrg."),
     "slope": Setting(
         1.0, above=0, note="inf to clip at 2 L alone", help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
     ),

@@ -12,20 +12,20 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.losses import Loss
-from silodp.core.problem.models import model_by_name
+from silodp.core.extension import parse
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
-from silodp.core.problem.prox import by_name
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.host import daemon
+from silodp.host.extension import named, run
 from silodp.host.keys import read_key
 from silodp.host.listener import Server
 from silodp.host.lock import sole
@@ -84,13 +84,12 @@ def read_records(place: Place, schema: Schema | None) -> Held:
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
     """The problem in the silo's own words. Whether the policy approves it is for the door to say."""
-    task, shape = (schema.task, schema.shape) if schema else (Task.plain(len(place.classes)), ())
-    model, loss = _model_in_file(place, features, task) if place.model_file else model_by_name(place.model, features, task, shape)
-    return Problem(model, loss, by_name(place.prox), schema=schema.hash if schema else "")
+    words = Words(place.model, schema or Task.plain(len(place.classes)), place.prox, place.loss)
+    return build(words, features, load=_approved(place))
 
 
 def file_hash(path: str) -> str:
-    """SHA-256 of a model's file: the definition's hash covers shapes and constants, but not what `forward` does."""
+    """SHA-256 of a file of code: the definition's hash covers a model's shapes and constants, but not what its `forward` does."""
     return hashlib.sha256(_bytes(path)).hexdigest()
 
 
@@ -101,21 +100,14 @@ def _bytes(path: str) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _model_in_file(place: Place, features: int, task: Task) -> tuple[nn.Module, Loss]:
-    outputs, loss = task.head()
-    path, _, function = place.model.rpartition(":")
-    source = _bytes(path)
-    if (found := hashlib.sha256(source).hexdigest()) != place.model_sha256:
-        raise BadInput(f"the policy approves a model file with SHA-256 {place.model_sha256 or '(none)'}, but that of {path} is {found}")
-    names: dict = {"__name__": "silodp_approved_model", "__file__": path}
-    try:
-        exec(compile(source, path, "exec"), names)  # the very bytes that were hashed
-        model = names[function](features, outputs)
-    except Exception as error:
-        raise BadInput(f"{path}: {function}(features, outputs) made no model ({type(error).__name__})") from None
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
-    return model, loss
+def _approved(place: Place) -> Callable[[str], Any]:
+    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are the very bytes that were hashed."""
+    sources = dict[str, bytes]()
+    for what, (path, wanted) in place.code.items():
+        sources[path] = _bytes(path)
+        if (found := hashlib.sha256(sources[path]).hexdigest()) != wanted:
+            raise BadInput(f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but that of {path} is {found}")
+    return lambda text: named(run(sources[parse(text)[0]], parse(text)[0]), text)
 
 
 # --- the log ------------------------------------------------------------------------------------------------------------------------
@@ -154,7 +146,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     entrust([path])  # before a word of it is believed
     policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
-    daemon.check_files(place, used=(place.model_file, place.schema, Registry().folder), secret=secret)
+    daemon.check_files(place, used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder), secret=secret)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
         held = read_records(place, schema)

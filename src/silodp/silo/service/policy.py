@@ -33,6 +33,7 @@ from typing import Any, Protocol, get_args
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
+from silodp.core.extension import is_file, parse
 from silodp.core.mechanisms import Mechanism, Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
@@ -282,6 +283,10 @@ class Shuffling:
             raise Refused("contributions")
 
 
+CODE = ("model", "loss", "prox")
+"""Words that may be FILE.py:NAME."""
+
+
 @dataclass(frozen=True)
 class Place(Site):
     """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a policy file."""
@@ -296,11 +301,21 @@ class Place(Site):
     key: str
     schema: str = ""
     held_out: float = 0.0
+    loss: str = ""
+    loss_sha256: str = ""
+    prox_sha256: str = ""
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key"):
             _text(name, getattr(self, name), r"[^\0\n]{1,4096}", "a text of one line")
-        _text("model_sha256", self.model_sha256, r"([0-9a-f]{64})?", 'the SHA-256 of the model\'s file, or "" for a model by name')
+        for what in CODE:
+            _text(
+                f"{what}_sha256",
+                getattr(self, f"{what}_sha256"),
+                r"([0-9a-f]{64})?",
+                f'the SHA-256 of the {what}\'s file, or "" for a {what} by name',
+            )
+        _text("loss", self.loss, r"[^\0\n]{0,4096}", 'FILE.py:NAME, or "" for the loss of the task')
         _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
         check_texts("policy", "classes", self.classes)
         self.check("policy")
@@ -315,13 +330,12 @@ class Place(Site):
             raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
         place = of_table("policy", cls, table)
         paths = ["data", "ledger", "key", "log", "socket", "schema"]
-        return beside(path, place, [*paths, "model"] if place.model_file else paths)
+        return beside(path, place, [*paths, *place.code])
 
     @property
-    def model_file(self) -> str | None:
-        """FILE.py of a model FILE.py:FUNCTION."""
-        path, _, function = self.model.rpartition(":")
-        return path if path.endswith(".py") and function else None
+    def code(self) -> dict[str, tuple[str, str]]:
+        """Of model, loss and prox those that are FILE.py:NAME: the file, and the SHA-256 that the policy approves."""
+        return {what: (parse(text)[0], getattr(self, f"{what}_sha256")) for what in CODE if is_file(text := getattr(self, what))}
 
 
 _text = partial(check_text, "policy")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.core.errors import BadInput
+from silodp.core.extension import is_file
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 from silodp.host.atomic import new_files
@@ -51,7 +52,10 @@ COMMENTS = {
     "classes": "The public list of classes, in order; empty for a number.",
     "model": "linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
     "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
-    "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ...",
+    "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
+    "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
+    "loss": 'FILE.py:NAME; "" for the loss of the task.',
+    "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
     "ledger": "The budget's ledger. It is never made anew.",
     "key": "The key with which the silo signs its answers. It stays here.",
     "log": "What was asked and what it cost; no data.",
@@ -90,6 +94,7 @@ def provision(
     classes: Sequence[str] | None = None,
     model: str = "mlp:16",
     prox: str = "zero",
+    loss: str = "",
     rule: str = "gdp",
     askers: Sequence[str] = (),
     anchor: Path | None = None,
@@ -119,13 +124,12 @@ def provision(
     if (rule == "totals") != bool(shuffling):
         raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
     own = {field.name for field in fields(Place)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox) | _by(schema)
+    found: dict[str, Any] = _place(data, label, classes, model, prox, loss) | _by(schema)
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
     place = Place(**found | {k: v for k, v in changes.items() if k in own})
-    if place.model_file:
-        place = replace(place, model_sha256=file_hash(place.model_file))
+    place = replace(place, **{f"{what}_sha256": file_hash(path) for what, (path, _) in place.code.items()})
     read_by = find_schema(place)
     held = read_records(place, read_by)
     x, y, features = held.x, held.y, held.features
@@ -157,11 +161,11 @@ def provision(
     return made
 
 
-def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str) -> dict[str, Any]:
-    path, _, function = model.rpartition(":")
+def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str, loss: str = "") -> dict[str, Any]:
+    code = {"model": model, "prox": prox, "loss": loss}
     return {
         "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
-        "model": f"{Path(path).resolve()}:{function}" if path.endswith(".py") else model, "model_sha256": "", "prox": prox,
+        "model_sha256": "", **{what: str(Path(text).resolve()) if is_file(text) else text for what, text in code.items()},
         "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "socket": "gate.sock", **SITE_DEFAULTS,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from silodp.cli.federation import _card, _problem
+from silodp.cli.federation_files import problem_of, read_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Schema
@@ -293,22 +293,22 @@ def test_a_gate_tells_missing_rates_though_the_schema_fills_values_in(trial, mon
 
 def test_silos_and_server_approve_one_schema(trial):
     made = [gate(trial, name) for name in ("east", "west")]
-    schema, cards = Schema.load(trial / "schema.toml"), [_card(Path(silo.policy).parent / "silo.json") for silo in made]
+    schema, cards = Schema.load(trial / "schema.toml"), [read_card(Path(silo.policy).parent / "silo.json") for silo in made]
     assert {card.schema for card in cards} == {schema.text}
     assert cards[0].features == schema.features
-    agree(cards, _problem(cards[0], None, trial / "schema.toml"))
-    assert "Weighted" in _problem(cards[0], None).definition()
+    agree(cards, problem_of(cards[0], None, trial / "schema.toml"))
+    assert "Weighted" in problem_of(cards[0], None).definition()
     for silo in made:
         door(silo.policy, trial / "ledgers")
     other = trial / "other.toml"
     other.write_text((trial / "schema.toml").read_text().replace("[18, 100]", "[18, 90]"))
     with pytest.raises(BadInput, match="is not the one that silo east reads its file by"):
-        _problem(cards[0], None, other)
+        problem_of(cards[0], None, other)
     changed = replace(cards[1], schema=Schema.load(other).text)
     with pytest.raises(BadInput, match="silo west has another schema than silo east"):
-        agree([cards[0], changed], _problem(cards[0], None))
+        agree([cards[0], changed], problem_of(cards[0], None))
     with pytest.raises(BadInput, match="approves the definition"):
-        agree([changed], _problem(changed, None))
+        agree([changed], problem_of(changed, None))
 
 
 @pytest.mark.parametrize(("old", "new"), [("[18, 100]", "[18, 90]"), ('"female", "male"', '"male", "female"'), ("0.15", "0.2")])
@@ -366,4 +366,4 @@ def test_a_policy_and_a_card_from_before_schemas_are_still_read(trial):
     policy.write_text("".join(line for line in policy.read_text().splitlines(keepends=True) if not line.startswith("schema")))
     card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "schema"}))
     door(made.policy, trial / "ledgers")
-    agree([_card(card)], _problem(_card(card), None))
+    agree([read_card(card)], problem_of(read_card(card), None))

@@ -227,7 +227,7 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
         ("spent.json", "x", "restore it"),
         ("spent.json", '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}', "restore it"),
         ("model.safetensors", "x", "restore it"),
-        ("request.json", "[]", "no run of"),
+        ("run.json", "[]", "no run of"),
         ("records.json", "[]", "cannot be told"),
     ],
 )

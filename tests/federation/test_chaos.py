@@ -29,11 +29,12 @@ import torch
 from safetensors.torch import load_file
 
 from gates import command
-from silodp.cli.federation import _card, _problem, _read_key
+from silodp.cli.federation_files import problem_of, read_card, read_key
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.protocol.quote import HELD, decode_hold_reply
 from silodp.server.journal import Journal
-from silodp.server.run import Conduct, Order, plan_order
+from silodp.server.order import Order
+from silodp.server.run import Conduct, plan_order
 from silodp.silo.ledger.durable import DurableLedger
 
 STORMS = int(os.environ.get("SILODP_LONG", "5"))
@@ -135,8 +136,8 @@ class Ground:
         self._there("-m", "silodp.cli", "federation", "up", *words)
         state = json.loads((self.folder / "federation.json").read_text())
         self.policies, self._processes, self._state = state["silos"], state["processes"], {"SILODP_STATE": state["registry"]}
-        self.cards = [_card(Path(policy).parent / "silo.json") for policy in self.policies.values()]
-        self.problem = _problem(self.cards[0], None)
+        self.cards = [read_card(Path(policy).parent / "silo.json") for policy in self.policies.values()]
+        self.problem = problem_of(self.cards[0], None)
         for name, policy in self.policies.items():
             text = Path(policy).read_text()
             Path(policy).write_text(text.replace('socket = "gate.sock"', 'socket = "real.sock"'))
@@ -322,8 +323,8 @@ def replayed(ground: Ground, out: Path, copy: Path) -> None:
     copy.mkdir()
     for name in ("run.json", "journal"):
         shutil.copy(out / name, copy / name)
-    order = Order(**json.loads((out / "run.json").read_text())["order"])
-    again = Conduct(ground.cards, ground.problem, order, Nobody(), copy, key=_read_key(ground.folder / "asker.key"))
+    order = Order.read(json.loads((out / "run.json").read_text()), out)
+    again = Conduct(ground.cards, ground.problem, order, Nobody(), copy, key=read_key(ground.folder / "asker.key"))
     assert len(list(again)) == order.rounds
     model, other = load_file(out / "model.safetensors"), load_file(copy / "model.safetensors")
     assert model.keys() == other.keys()
@@ -335,7 +336,7 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
     lines = (ground.folder / "released").read_text().splitlines()  # before the ledgers: what is not there by then was not charged for it
     released = [(name, bytes.fromhex(reply)) for name, reply in map(json.loads, lines)]
     about = json.loads((out / "run.json").read_text())
-    plan, _ = plan_order(Order(**about["order"]), ground.cards)
+    plan = plan_order(Order.read(about, out), ground.cards).plan
     capacity = plan.rule.capacity(plan.budgets)[0]
     shutil.copy(out / "journal", copy)
     header = copy.read_bytes()

@@ -25,12 +25,13 @@ from safetensors.torch import load_file
 
 from gates import LIMIT, shell
 from silodp.cli import app as cli
-from silodp.cli.federation import _card, _carrier, _problem, _read_key
+from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
+from silodp.server.order import Order
 from silodp.server.remote import Answers, Remote, Timeouts
-from silodp.server.run import Order, plan_order
+from silodp.server.run import plan_order
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import read_records
@@ -38,7 +39,7 @@ from silodp.silo.service.policy import Place
 from silodp.testing.federation import simulated_federation
 
 ENGINES = {"direct": "silodp", "nvflare": "nvflare", "flower": "flwr"}
-ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0)
+ORDER = Order("spider", rounds=4, phase=2, epsilon=("3.0",))
 SILENT_GATE = Path(__file__).parents[1] / "silent_gate.py"
 
 forked = multiprocessing.get_context("forkserver")
@@ -66,10 +67,10 @@ def federation(request):
         words = ("--silos", 3, "--data", "wbcd", "--engine", request.param, "--folder", folder, "--json")
         made = json.loads(shell("federation", "up", *words))
         state = json.loads((folder / "federation.json").read_text())
-        cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         policies = list(state["silos"].values())
         yield SimpleNamespace(
-            folder=folder, engine=request.param, made=made, state=state, cards=cards, policies=policies, problem=_problem(cards[0], None)
+            folder=folder, engine=request.param, made=made, state=state, cards=cards, policies=policies, problem=problem_of(cards[0], None)
         )
         assert len(processes_of(folder)) >= len(made["processes"]), "there is something to stop"
     finally:
@@ -85,7 +86,7 @@ def federation(request):
 @pytest.fixture(scope="module")
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
-    order = ("--algorithm", "spider", "--epsilon", ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
+    order = ("--algorithm", "spider", "--epsilon", *ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
     return json.loads(shell("federation", "run", "--folder", federation.folder, *order, "--quorum", 3, "--retry", 30, "--json"))
 
 
@@ -122,7 +123,7 @@ def shake_hands(trust: ssl.SSLContext, address: tuple[str, int]) -> None:
 
 def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_that_verifies(federation, trained, monkeypatch, capsys):
     assert (trained["ended"], trained["iterates"], trained["questions"]) == ("finished", ORDER.rounds, ORDER.rounds)
-    plan, _ = plan_order(ORDER, federation.cards)
+    plan = plan_order(ORDER, federation.cards).plan
     planned = plan.spent()[0]
     for i, (policy, told) in enumerate(zip(federation.policies, trained["silos"], strict=True)):
         path = Path(Place.load(policy).ledger)
@@ -178,10 +179,11 @@ def journal_of(folder: Path) -> Journal:
 def test_the_recorded_releases_played_to_the_generator_give_the_same_iterates_bit_for_bit(federation, trained, tmp_path):
     """The journal has the hash of each question, and a question has the iterate in it: `Remote` refuses a question of another hash."""
     shutil.copytree(federation.folder / "runs/1", tmp_path / "run")
-    plan, run = plan_order(ORDER, federation.cards)
-    start = federation.problem.initial([ORDER.seed])
+    made = plan_order(ORDER, federation.cards)
+    plan, run = made.plan, made.run
+    start = federation.problem.initial([ORDER.coins])
     journal = journal_of(tmp_path / "run")
-    channel = Remote(federation.cards, Nobody(), run=trained["run"], key=_read_key(federation.folder / "asker.key"), journal=journal)
+    channel = Remote(federation.cards, Nobody(), run=trained["run"], key=read_key(federation.folder / "asker.key"), journal=journal)
     first = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
     assert journal.read() is None
     journal.close()
@@ -230,11 +232,12 @@ def silent_gates(federation):
 
 
 def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federation):
-    plan, run = plan_order(ORDER, federation.cards)
-    start = federation.problem.initial([ORDER.seed])
+    made = plan_order(ORDER, federation.cards)
+    plan, run = made.plan, made.run
+    start = federation.problem.initial([ORDER.coins])
     with silent_gates(federation):
-        carrier, timeouts = _carrier(federation.folder, federation.state), Timeouts(deadline=LIMIT, limit=LIMIT, retry=60.0)
-        signing = _read_key(federation.folder / "asker.key")
+        carrier, timeouts = carrier_of(federation.folder, federation.state), Timeouts(deadline=LIMIT, limit=LIMIT, retry=60.0)
+        signing = read_key(federation.folder / "asker.key")
         channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, timeouts=timeouts)
         got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
     records = Records.of([(held.x, held.y) for held in (read_records(Place.load(policy), None) for policy in federation.policies)])

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file
 
 from gates import LIMIT, Clock, Unhurried, shell
-from silodp.cli.federation import _card, _carrier, _problem, _read_key
+from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
 from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
@@ -54,9 +54,10 @@ from silodp.core.weights import Weights
 from silodp.host.keys import public
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal
+from silodp.server.order import Order
 from silodp.server.remote import Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote
-from silodp.server.run import Conduct, Order, agree, plan_order
+from silodp.server.run import Conduct, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation
 from silodp.shuffler.daemon import read_keys
 from silodp.shuffler.door import Door
@@ -71,7 +72,7 @@ from silodp.testing.federation import simulated_federation
 from silodp.wire.socket import Socket
 
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
-ORDER = Order("spider", rounds=4, phase=2, epsilon=3.0, trust="shuffle")
+ORDER = Order("spider", rounds=4, phase=2, epsilon=("3.0",), trust="shuffle")
 BUDGET = 20.0
 CALM, BRIEF = Timeouts(deadline=LIMIT, limit=LIMIT, retry=LIMIT), Timeouts(deadline=2.0, limit=2.5, retry=1.0)
 
@@ -90,10 +91,10 @@ def federation():
         words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", "direct", "--epsilon", BUDGET, "--folder", folder)
         made = json.loads(shell("federation", "up", "--trust", "shuffle", *words, "--json"))
         state = json.loads((folder / "federation.json").read_text())
-        cards = [_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
-            folder=folder, made=made, state=state, cards=cards, problem=_problem(cards[0], None), carrier=Unhurried(_carrier(folder, state)),
-            key=_read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
+            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], None), carrier=Unhurried(carrier_of(folder, state)),
+            key=read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
             started=started,
         )  # fmt: skip
     finally:
@@ -162,7 +163,7 @@ class Nobody:
 @pytest.fixture(scope="module")
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
-    words = ("--algorithm", "spider", "--epsilon", ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
+    words = ("--algorithm", "spider", "--epsilon", *ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
     return json.loads(shell("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json"))
 
 
@@ -186,7 +187,7 @@ def test_up_starts_a_shuffler_and_a_run_through_it_spends_what_was_planned(feder
     assert federation.made["connected"] == [SITE, "silo-1", "silo-2", "silo-3"]
     assert (trained["ended"], trained["iterates"], trained["questions"], trained["trust"]) == ("finished", 4, 4, "shuffle")
     assert "against the server" in trained["said"]
-    plan, _ = plan_order(ORDER, federation.cards)
+    plan = plan_order(ORDER, federation.cards).plan
     for i, (mine, told, card) in enumerate(zip(charges(federation, trained["run"]), trained["silos"], federation.cards, strict=True)):
         own = Totals.for_budget(Budget(card.epsilon, card.delta))
         assert [e.amount for e in mine] == [own.price(a.event, np.asarray(card.records))[1].item() for a in plan.asked]
@@ -205,7 +206,8 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
     assert again["run"] == trained["run"]
     assert all(torch.equal(first[name], second[name]) for name in first)
     told, journal, counts = [], journal_of(tmp_path / "run"), [card.records for card in f.cards]
-    plan, run = plan_order(ORDER, f.cards)
+    made = plan_order(ORDER, f.cards)
+    plan, run = made.plan, made.run
     channel = ShuffledRemote(
         f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, report=lambda t, answers: told.append(t)
     )
@@ -322,7 +324,7 @@ def spellings(counts: np.ndarray) -> list[bytes]:
 
 def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tmp_path):
     f = federation
-    order = replace(ORDER, epsilon=0.2, rounds=2)
+    order = replace(ORDER, epsilon=("0.2",), rounds=2)
     couriers = Couriers(
         {**{name: f.folder / "silos" / name / "gate.sock" for name in f.state["silos"]}, SITE: f.settings.with_name("shuffler.sock")}
     )
@@ -369,8 +371,8 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federa
     outcome = decode_outcome(seen[1].replies[SITE], limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(outcome, Passed)
     _, (seal, sign) = store_of(f)
-    settings, bits = Settings.load(f.settings), int(plan_order(ORDER, f.cards)[0].mechanisms["anchor"].levels.item())
-    bits += int(plan_order(ORDER, f.cards)[0].mechanisms["anchor"].noise_bits.item())
+    settings, bits = Settings.load(f.settings), int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item())
+    bits += int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].noise_bits.item())
     said = Counter()
     for i, order in enumerate(itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)):
         (path := tmp_path / f"{i}.db").touch()
@@ -423,14 +425,14 @@ class Losing:
 
 
 def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_nothing_twice(federation):
-    f, order, place = federation, replace(ORDER, epsilon=1.0), federation.folder / "runs/killed"
+    f, order, place = federation, replace(ORDER, epsilon=("1.0",)), federation.folder / "runs/killed"
     before = store_of(f)[0].since(0)
     fatal = Fatal(f, 2, after=False)
     summary = conducted(f, order, place, carrier=fatal, timeouts=BRIEF)
     assert summary["iterates"] == 1
     assert "the shuffler gave no total for question 2 (silent); what was charged stays charged" in summary["ended"]
     assert [len(mine) for mine in charges(f, summary["run"])] == [2, 2, 2]
-    plan, _ = plan_order(order, f.cards)
+    plan = plan_order(order, f.cards).plan
     assert summary["silos"][0]["spent_epsilon_at_most"] == stated(plan.asked[:2], f.cards[0].delta)
     assert len(set(fatal.frames[1:])) == 1, "the same bytes again and again"
     assert store_of(f)[0].since(0) == before + 1
@@ -450,7 +452,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
 
 
 def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_fewer(federation, tmp_path):
-    f, order = federation, replace(ORDER, epsilon=1.0, rounds=2)
+    f, order = federation, replace(ORDER, epsilon=("1.0",), rounds=2)
     before = store_of(f)[0].since(0)
     with pytest.raises(BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"):
         conducted(f, order, tmp_path / "all", timeouts=BRIEF, held=lambda held: kill(f, "gate silo-3"))
@@ -470,7 +472,8 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
         def _records(self, query, names, asked):
             return 10**6
 
-    plan, run = plan_order(order, f.cards)
+    made = plan_order(order, f.cards)
+    plan, run = made.plan, made.run
     greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, timeouts=BRIEF)
     counts = [card.records for card in f.cards]
     with pytest.raises(Exception, match="passes on no total for question 1: Not even two boxes are left"):
@@ -489,7 +492,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     assert (fewer["ended"], fewer["iterates"]) == ("finished", 2)
     assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]
     assert store_of(f)[0].since(0) == before + 2
-    planned, _ = plan_order(replace(order, least=2), f.cards)
+    planned = plan_order(replace(order, least=2), f.cards).plan
     assert planned.mechanisms["anchor"].contributions == sum(sorted(counts)[:2]) < sum(counts)
     assert planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
 
@@ -529,7 +532,7 @@ def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refus
 
 def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tmp_path):
     """Replies of a carrier that lies: what the shuffler has not signed about this round counts as silence, and what does not add up stops."""
-    f, order = federation, replace(ORDER, epsilon=0.2, rounds=1, phase=1)
+    f, order = federation, replace(ORDER, epsilon=("0.2",), rounds=1, phase=1)
     _, (_, sign) = store_of(f)
     old = decode_outcome(journal_reply(f.folder / "runs/1"), limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(old, Passed)

@@ -16,7 +16,7 @@ from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selecte
 from silodp.lab import advise as lab
 from silodp.lab import tune
 from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
-from silodp.lab.planning_shuffle import planned_for
+from silodp.lab.planning import planned
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import find
 from silodp.server.plan import calibrate
@@ -74,11 +74,11 @@ def test_one_pool_has_the_noise_of_the_mean_over_silos(records):
 
 def test_trusts_are_compared_at_the_noise_that_their_plans_state():
     candidate = Candidate("spider", 6, 3)
-    shuffled = planned_for("shuffle", candidate.wish(SMALL, "shuffle"))
+    shuffled = planned(candidate.order(SMALL, "shuffle"), SMALL.records, dimension=SMALL.problem().dim)
     assert candidate.noise(SMALL, "isrl")["anchor"] == pytest.approx(shuffled["noise_std"]["isrl"], rel=1e-6)
     assert candidate.noise(SMALL, "isrl")["refine"] == pytest.approx(shuffled["differences"]["noise_std"]["isrl"] / 2, rel=1e-6)
     assert candidate.noise(SMALL, "central")["anchor"] == pytest.approx(
-        planned_for("central", candidate.wish(SMALL, "central"))["releases"][0]["noise_std"]
+        planned(candidate.order(SMALL, "central"), SMALL.records)["releases"][0]["noise_std"]
     )
     assert candidate.noise(SMALL, "shuffle")["anchor"] == shuffled["noise_std"]["shuffle"]
     found = [candidate.noise(SMALL, trust)["anchor"] for trust in ("central", "shuffle", "isrl")]

@@ -9,25 +9,21 @@ import pytest
 from silodp.cli.app import main
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import shuffle
-from silodp.lab.planning import Wish
-from silodp.lab.planning_shuffle import planned_for
+from silodp.lab.planning import planned
+from silodp.server.order import Order
 
 KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "delta", "parameters", "proven"}
-SCHEDULE = {"rounds": 50, "phase": 5, "local_steps": 2, "inner": 5, "restarts": 2, "slope": 1.0}
 
 
-def wish(algorithm="mb-sgd", records=(1238,) * 25, dimension: int | None = 3394, **changes) -> Wish:
-    fields = {"epsilon": 3.0, "delta": None, "clip": 1.0, "schedule": SCHEDULE, "theory": {"dimension": dimension}} | changes
-    return Wish(algorithm, records, **fields)
+def plan(algorithm="mb-sgd", *, records=(1238,) * 25, dimension: int | None = 3394, trust="shuffle", **changes) -> dict:
+    words = {name: (repr(changes.pop(name)),) for name in ("epsilon", "delta") if name in changes}
+    order = Order(algorithm, **{"rounds": 50, "phase": 5, "inner": 5, "restarts": 2, "trust": trust} | words | changes)
+    return planned(order, records, dimension=dimension)
 
 
-def plan(algorithm="mb-sgd", *, least=None, **changes) -> dict:
-    return planned_for("shuffle", wish(algorithm, **changes), least=least)
-
-
-def refusal(*, trust="shuffle", least=None, **changes) -> str:
+def refusal(**changes) -> str:
     with pytest.raises(BadInput) as refused:
-        planned_for(trust, wish(**changes), least=least)
+        plan(**changes)
     return str(refused.value)
 
 
@@ -66,7 +62,7 @@ def test_one_kind_gets_the_parameters_of_the_protocol_itself_but_for_what_a_filt
 def test_isrl_and_central_noise_are_those_of_their_own_plans(algorithm):
     small = {"records": (300,) * 4, "delta": 1e-5}
     answer = plan(algorithm, dimension=30, **small)
-    own, central = (planned_for(trust, wish(algorithm, dimension=None, **small)) for trust in ("isrl", "central"))
+    own, central = (plan(algorithm, trust=trust, dimension=None, **small) for trust in ("isrl", "central"))
     kinds = [answer, answer.get("differences")][: len(own["releases"])]
     for kind, at_silo, at_server in zip(kinds, own["releases"], central["releases"], strict=True):
         assert kind["noise_std"]["isrl"] == pytest.approx(at_silo["noise_std"] / 2)
@@ -109,7 +105,7 @@ def test_a_round_of_m_silos_is_planned_for_m():
 
 
 def test_the_theorem_is_shown_where_its_constants_are_given():
-    answer = plan("spider", records=(300,) * 4, theory={"lipschitz": 1.0, "smoothness": 1.0, "pl": None, "gap": 1.0, "dimension": 30})
+    answer = plan("spider", records=(300,) * 4, lipschitz=1.0, smoothness=1.0, gap=1.0, dimension=30)
     assert answer["theory"]["theorem"].startswith("SDP FedProx-SPIDER")
     assert answer["theory"]["printed"]["M"] > 0
 

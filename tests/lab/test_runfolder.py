@@ -9,15 +9,18 @@ import time
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from silodp.core.errors import BadInput
-from silodp.lab import local, pinned
+from silodp.lab import pinned, training
 from silodp.lab.runfolder import state_of
-from silodp.lab.training import Request, read_request, run_request
+from silodp.lab.source import Source
+from silodp.lab.training import read_back, train
+from silodp.server.order import Order
 
 TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
 LONG = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 800, "--held-out", 0.2)
@@ -152,7 +155,7 @@ def test_a_run_that_diverges_is_kept_but_not_resumed(silodp, tmp_path):
     code, _, err = silodp(*TOLD, "--epsilon", 0.1, "--step", 1e300)
     assert code == 2
     assert "diverged" in err or "refused" in err
-    assert names(tmp_path / "runs/train") == {"progress.jsonl", "records.json", "request.json", "run.json"}
+    assert names(tmp_path / "runs/train") == {"progress.jsonl", "records.json", "run.json"}
     refused(silodp("evaluate", "runs/train"))
     refused(silodp("train", "--resume"), "no interrupted run")
     refused(silodp("train", "--resume", "--out", "runs/train"), "ended by itself")
@@ -223,10 +226,10 @@ def test_a_killed_run_is_not_resumed_on_other_records_or_another_model(silodp, t
 def test_what_is_killed_before_its_first_question_is_in_nobodys_way(silodp, tmp_path):
     folder = tmp_path / "runs/train"
     folder.mkdir(parents=True)
-    for name in ("seed", "request.json", "records.json", "progress.jsonl"):
+    for name in ("seed", "records.json", "progress.jsonl"):
         (folder / name).write_text("{}")
     assert silodp(*TOLD)[0] == 0
-    assert json.loads((folder / "request.json").read_text())["data"] == "wbcd"
+    assert json.loads((folder / "run.json").read_text())["source"]["data"] == "wbcd"
     assert Path(json.loads(silodp(*TOLD, "--json")[1])["model"]).parent.name == "train-2"
 
 
@@ -249,57 +252,63 @@ class Killed(BaseException):
     """Ends a run as a kill would, between two questions."""
 
 
+class Run(NamedTuple):
+    """An order, where its records lie, and the folder that it runs in."""
+
+    order: Order
+    source: Source
+    folder: Path
+
+    def start(self, *, resume=False):
+        train(*self, resume=resume)
+
+
 @pytest.fixture
 def order(tmp_path, monkeypatch):
-    """Makes requests for a small run in the folder "run"."""
+    """Makes orders for a small run in the folder "run"."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("x,z,label\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(60)))
+    source = Source(silos=(tmp_path / "a.csv", tmp_path / "b.csv"), classes="0,1", scale="none")
 
     def make(**words):
-        told = {
-            "data": None, "silos": (tmp_path / "a.csv", tmp_path / "b.csv"), "label": "label", "classes": "0,1", "algorithm": "mb-sgd",
-            "model": "logistic", "prox": "zero", "epsilon": ("3",), "delta": (), "step": 0.5, "clip": 1.0, "sampling": None,
-            "schedule": {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 1, "slope": 1.0}, "participation": "all",
-            "rule": None, "anchor_share": None, "scale": "none", "output_rule": "last", "user_level": False, "seed": None,
-            "data_dir": None, "folder": tmp_path / "run",
-        }  # fmt: skip
-        return Request(**told | words)
+        small = {"algorithm": "mb-sgd", "model": "logistic", "rounds": 4, "phase": 2, "inner": 2}
+        return Run(Order(**small | words), source, tmp_path / "run")
 
     return make
 
 
-def cut(request):
+def cut(run):
     """The run, gone after its second question."""
-    seen = local._Watch.seen
+    seen = training._Run.seen
 
-    def once(watch, query, release):
-        seen(watch, query, release)
+    def once(watch, *answer):
+        seen(watch, *answer)
         if watch._question == 2:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local._Watch, "seen", once)
+        patch.setattr(training._Run, "seen", once)
         with pytest.raises(Killed):
-            run_request(request, quiet=True)
+            run.start()
 
 
-def not_resumed(request, words):
-    before = contents(request.folder)
+def not_resumed(run, words):
+    before = contents(run.folder)
     with pytest.raises(BadInput, match=words):
-        run_request(request, quiet=True, resume=True)
-    assert contents(request.folder) == before
+        run.start(resume=True)
+    assert contents(run.folder) == before
 
 
 def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(order, tmp_path):
     file = tmp_path / "net.py"
     file.write_text(NET.format("x"))
     cut(order(model="net.py:net"))
-    asked = read_request(tmp_path / "run")
+    asked = Run(*read_back(tmp_path / "run"), tmp_path / "run")
     file.write_text(NET.format("torch.tanh(3 * x)"))
     not_resumed(asked, "another model_sha256")
     file.write_text(NET.format("x"))
-    run_request(asked, quiet=True, resume=True)
+    asked.start(resume=True)
     assert state_of(asked.folder) == "finished"
 
 
@@ -332,8 +341,8 @@ def test_a_model_that_starts_elsewhere_each_time_is_not_resumed(order, tmp_path)
 def test_a_run_is_resumed_with_its_own_noise_settings_versions_and_threads_alone(order):
     asked = order(algorithm="spider", anchor_share=0.3)
     cut(asked)
-    not_resumed(replace(asked, anchor_share=0.8), "another anchor_share, noise")
-    not_resumed(replace(asked, schedule=asked.schedule | {"slope": 0.5}), "another .*settings")
+    not_resumed(asked._replace(order=replace(asked.order, anchor_share=0.8)), "another anchor_share, noise")
+    not_resumed(asked._replace(order=replace(asked.order, slope=0.5)), "another .*settings")
     for package in ("numpy", "scipy", "dp-accounting"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pinned, "version", lambda name, other=package: "0.1" if name == other else version(name))
@@ -347,7 +356,7 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
     """Two commands saw an interrupted run; when the second has the lock, the first is done and the seed gone."""
     asked = order()
     cut(asked)
-    run_request(asked, quiet=True, resume=True)
+    asked.start(resume=True)
     not_resumed(asked, "come to its end meanwhile")
     for name in ("spent.json", "run.json"):
         (asked.folder / name).rename(asked.folder / f"{name}.off")
@@ -356,8 +365,8 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
 
 def test_a_new_run_that_is_refused_leaves_the_progress_of_the_one_that_is_there(order):
     asked = order()
-    run_request(asked, quiet=True)
+    asked.start()
     before = contents(asked.folder)
     with pytest.raises(BadInput, match="holds a run already"):
-        run_request(asked, quiet=True)
+        asked.start()
     assert contents(asked.folder) == before

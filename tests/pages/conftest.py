@@ -9,11 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from looking import PATIENCE, started, until
 
 from gates import Unhurried, wbcd, write_csv
-from silodp.cli.federation import _problem
+from silodp.cli.federation_files import problem_of
 from silodp.lab.studies import compare
 from silodp.lab.studies.study import Grid, Study
+from silodp.server.order import Order
 from silodp.server.remote import Card, Timeouts
-from silodp.server.run import Conduct, Order
+from silodp.server.run import Conduct
 from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
 
@@ -48,8 +49,8 @@ class Gated:
         card = Card.of(json.loads(self.card.read_text()))
         deadline = order.pop("deadline", PATIENCE)
         timeouts = Timeouts(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
-        settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": 0.5} | order
-        return Conduct([card], _problem(card, None), Order(**settings), Unhurried(self.direct()), out, key=self.key, timeouts=timeouts)
+        settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": ("0.5",)} | order
+        return Conduct([card], problem_of(card, None), Order(**settings), Unhurried(self.direct()), out, key=self.key, timeouts=timeouts)
 
 
 @pytest.fixture(scope="session")

@@ -117,18 +117,18 @@ def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_no
                 gated.process.join(PATIENCE)
                 gated.start()
             with pytest.raises(cli.BadInput, match="clinic paused"):
-                list(gated.conduct(tmp_path / str(restart), deadline=0.5, epsilon=0.1))
+                list(gated.conduct(tmp_path / str(restart), deadline=0.5, epsilon=("0.1",)))
         assert used() == before
     finally:
         set_paused(gated.policy, False)
-    assert len(list(gated.conduct(tmp_path / "again", epsilon=0.1))) == 4
+    assert len(list(gated.conduct(tmp_path / "again", epsilon=("0.1",)))) == 4
     assert used() > before
     assert not pause_file(gated.policy).exists()
 
 
 def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(port, gated, tmp_path):
     with pytest.raises(cli.BadInput, match="clinic clip"):
-        list(gated.conduct(tmp_path / "clip", clip=1e3, deadline=0.5, epsilon=0.1))
+        list(gated.conduct(tmp_path / "clip", clip=1e3, deadline=0.5, epsilon=("0.1",)))
     _, page, _ = ask(port, "/silo-frames")
     lines = [line.split() for line in (gated.policy.parent / "gate.log").read_text().splitlines()]
     assert page.count("<tr>") >= len(lines)

@@ -24,8 +24,9 @@ from silodp.server.algorithms.scaffold import scaffold
 from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
+from silodp.server.order import Order
 from silodp.server.remote import Card, Remote, Timeouts
-from silodp.server.run import Conduct, Order, agree, plan_order
+from silodp.server.run import Conduct, agree, plan_order
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
@@ -337,7 +338,7 @@ def gates():
         yield made
 
 
-ORDER = Order("spider", rounds=12, phase=4, epsilon=0.3)
+ORDER = Order("spider", rounds=12, phase=4, epsilon=("0.3",))
 
 
 def carried_out(gates, folder, carrier=None, order=ORDER, **settings) -> tuple[Conduct, list]:
@@ -501,11 +502,11 @@ def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sen
     with pytest.raises(BadInput, match=r"torch version \(here"):
         agree([replace(c, definition="0" * 64) for c in gates.cards], gates.problem)
     with pytest.raises(BadInput, match="in all"):
-        plan_order(replace(ORDER, epsilon=1e3), gates.cards)
+        plan_order(replace(ORDER, epsilon=("1e3",)), gates.cards)
     with pytest.raises(BadInput, match="price under the rule gdp"):
         plan_order(replace(ORDER, algorithm="mb-sgd", sampling="poisson:0.1"), gates.cards)
     carried_out(gates, tmp_path / "run", order=replace(ORDER, rounds=4))
-    with pytest.raises(BadInput, match="a run with another order"):
+    with pytest.raises(BadInput, match="begun with another rounds"):
         carried_out(gates, tmp_path / "run", order=replace(ORDER, rounds=5))
     with pytest.raises(BadInput, match="the records"):
         Card.of({"name": "a", "key": "b", "records": "many"})
@@ -514,7 +515,8 @@ def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sen
 def test_without_noise_the_iterates_are_the_simulations():
     """By gates that draw no noise, which are in no wheel: over real sockets, with real ledgers, SPIDER goes where the simulation goes."""
     with three_gates(silent=True) as gates:
-        plan, run = plan_order(Order("spider", rounds=8, phase=3, epsilon=3.0), gates.cards)
+        made = plan_order(Order("spider", rounds=8, phase=3, epsilon=("3.0",)), gates.cards)
+        plan, run = made.plan, made.run
         channel = Remote(gates.cards, gates.direct(), run="silent", key=ASKER, timeouts=QUICK)
         start = gates.problem.initial([0])
         got = list(run(Federation(channel, Everyone(3)), gates.problem, start, **plan.mechanisms))

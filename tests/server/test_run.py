@@ -13,9 +13,11 @@ from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
+from silodp.server.order import Order
 from silodp.server.progress import Progress
 from silodp.server.remote import QuestionReport
-from silodp.server.run import Order, _Tally, plan_order
+from silodp.server.run import plan_order
+from silodp.server.tally import Tally
 
 
 def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
@@ -23,10 +25,10 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     problem = Problem(nn.Linear(2, 1), logistic)
     about = {"key": "0" * 64, "records": 100, "epsilon": 3.0, "delta": 1e-4, "rule": "gdp", "model": "logistic", "prox": "zero"}
     card = Card(name="a", **about, features=("u", "v"), classes=("0", "1"), parameters=3, definition="", held_out=50)
-    plan, _ = plan_order(Order("mb-sgd", rounds=1), [card])
+    plan = plan_order(Order("mb-sgd", rounds=1), [card]).plan
     query = Query(Grad(problem.initial([0])), Gaussian("gradient", 1.0, 2.0))
     record = Progress(tmp_path, keep=False)
-    tally = _Tally([card], plan, record)
+    tally = Tally([card], plan, record)
     told = QuestionReport(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
     tally._look(told, {"a": Answer("a", "q", "0" * 64, torch.zeros(1, 3), query.event(), 1, "0" * 64)})
     record.close()

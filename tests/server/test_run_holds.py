@@ -11,14 +11,15 @@ from gates import ASKER, PATIENCE, three_gates
 from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.core.protocol.quote import HoldRequest, encode_hold
+from silodp.server.order import Order
 from silodp.server.quote import Holds, run_events
 from silodp.server.remote import Timeouts
-from silodp.server.run import Conduct, Order
+from silodp.server.run import Conduct
 from silodp.silo.ledger.reserve import listed, release
 
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
 KEYS = tuple(key.public_key().public_bytes_raw().hex() for key in (ASKER, OTHER))
-ORDER = Order("spider", rounds=4, phase=2, epsilon=1.0)
+ORDER = Order("spider", rounds=4, phase=2, epsilon=("1.0",))
 QUICK = Timeouts(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
 
 
@@ -48,7 +49,7 @@ def held(gates) -> list[float]:
 
 
 def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
-    made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=epsilon), key=key)
+    made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=(str(epsilon),)), key=key)
     made._journal.close()
     made._tally.record.close()
     about = {"cards": gates.cards, "timeouts": QUICK, "quorum": 1} | more
@@ -89,14 +90,14 @@ def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_fold
     for was, is_, kinds in zip(before, acts(gates), ({"hold", "release"}, {"hold", "release"}, set()), strict=True):
         assert set(is_[len(was) :]) == kinds
     with pytest.raises(BadInput, match="other runs hold some of it"):
-        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=9.0)))
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("9.0",))))
     assert not (tmp_path / "run").exists()
     blocker.release()
     with pytest.raises(BadInput, match=r"silo silo-0 \(epsilon 10\), and \d+\.\d % is left; nothing was charged"):
-        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=10.0)))
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",))))
     assert not (tmp_path / "run").exists()
     with pytest.raises(BadInput, match=r"which has less left; nothing was charged and nothing is held"):
-        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=10.0), key=OTHER))
+        list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",)), key=OTHER))
     assert held(gates) == [0, 0, 0]
     assert [row.count("charge") for row in acts(gates)] == [row.count("charge") for row in before]
 
@@ -222,7 +223,7 @@ def test_the_events_of_a_plan_are_what_the_run_is_charged(gates, tmp_path):
         replace(ORDER, algorithm="local-sgd", local_steps=3),
         replace(ORDER, algorithm="mb-sgd", sampling="disjoint", rounds=3),
     ):
-        run = conduct(gates, tmp_path / order.algorithm, replace(order, epsilon=0.3))
+        run = conduct(gates, tmp_path / order.algorithm, replace(order, epsilon=("0.3",)))
         planned = run_events(run._plan, 1)
         list(run)
         charged = [json.loads(e.event) for e in gates[1].ledger().entries() if e.act == "charge" and e.run == run.run]

@@ -175,7 +175,7 @@ def test_random_participation_has_between_one_and_m_silos():
 
 @pytest.mark.parametrize("text", ["some", "uniform", "uniform:", "uniform:x", "balanced:-1", "random:1.5"])
 def test_an_unknown_participation_is_refused(text):
-    with pytest.raises(BadInput, match=rf"^participation '{text}' is unknown; use all, uniform:M, random:M or balanced:M$"):
+    with pytest.raises(BadInput, match=rf"^participation '{text}' is unknown; use all, uniform:M, random:M, random:L:M or balanced:M$"):
         participation_by_name(text, 7, seed=1)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
 from silodp.cli import app as cli
-from silodp.cli.federation import _command
+from silodp.cli.federation_processes import command_of
 from silodp.core.mechanisms import Gaussian
 from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation, StopRun
@@ -212,6 +212,6 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert not (folder / "runs/3").exists(), "a run that was refused leaves no folder"
     finally:
         assert silodp("down", "--folder", folder)[0] == 0
-    assert not any(_command(process["pid"]) for process in made["processes"])
+    assert not any(command_of(process["pid"]) for process in made["processes"])
     assert not (folder / "federation.json").exists()
     shutil.rmtree(home)

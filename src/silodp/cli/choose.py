@@ -154,7 +154,7 @@ def tune(
     `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo a.csv --silo b.csv --trust central --repetitions poisson:10`
     """
     from silodp.lab import tune as lab
-    from silodp.lab.planning import check_seed
+    from silodp.server.order import check_seed
 
     check_seed(seed)
     given = {"rounds": rounds, "phases": phase, "steps": step, "clips": clip}

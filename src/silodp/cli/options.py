@@ -1,39 +1,162 @@
-"""Options that several commands share: one name, one help text."""
+"""Options that several commands share: one name, one type, one default, one help text.
+
+Those of an order to train are written here once. `takes_order` gives them to a command, which is handed the Order that they make.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from click.core import ParameterSource
 
 from silodp.core.errors import BadInput
+from silodp.server.order import Order
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words and tables.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")]
+RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder, without a run in it; by default a new one in runs/.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the interrupted run in --out, or with the latest one; its settings are its own.")
+]
+New = Annotated[bool, typer.Option("--new", help="Start another run although the last one has not come to its end.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them.")]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(help="The public schema of the silos' files, in TOML; `silodp init` drafts one. A federation's must be the same."),
+]
 AlgorithmName = Annotated[
     str,
     typer.Option(
         "--algorithm",
-        help="prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk.",
+        help="prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk, or FILE.py:NAME.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(help="Communication rounds R.")]
-Phase = Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")]
-Clip = Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm.")]
-Slope = Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")]
-LocalSteps = Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")]
-Inner = Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")]
-Momentum = Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")]
-Kappa = Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")]
-Restarts = Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")]
-SamplingName = Annotated[str | None, typer.Option("--sampling", help="full, disjoint, poisson:RATE or without-replacement:RATE.")]
-Participation = Annotated[str, typer.Option(help="Who answers a round: all, uniform:M, random:M or balanced:M.")]
-RuleName = Annotated[str | None, typer.Option("--rule", help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.")]
-AnchorShare = Annotated[float | None, typer.Option(help="Share of the budget that anchors take; differences get the rest.")]
-Seed = Annotated[int, typer.Option(help="Public coins: which silos answer.")]
+
+ORDER: dict[str, Any] = {
+    "algorithm": AlgorithmName,
+    "model": Annotated[
+        str | None,
+        typer.Option(
+            help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; mlp:8 by default, and what a "
+            "federation's silos approve, of which a FILE.py is needed here too."
+        ),
+    ],
+    "prox": Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ...")],
+    "epsilon": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Budget of a record: a number, or NAME=NUMBER for one silo; may be repeated. 3 by default; of a federation, each silo's all."
+        ),
+    ],
+    "delta": Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")],
+    "user_level": Annotated[bool, typer.Option("--user-level", help="epsilon and delta are for a whole silo, not for a record.")],
+    "trust": Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), shuffle (a shuffler) or central (the server).")],
+    "least": Annotated[
+        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust shuffle; all that are asked by default.")
+    ],
+    "rounds": Rounds,
+    "phase": Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")],
+    "settings": Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated.")
+    ],
+    "step": Annotated[float, typer.Option(help="Step size.")],
+    "clip": Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm.")],
+    "slope": Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")],
+    "local_steps": Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")],
+    "inner": Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")],
+    "restarts": Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")],
+    "momentum": Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")],
+    "kappa": Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")],
+    "sampling": Annotated[
+        str | None,
+        typer.Option(
+            "--sampling",
+            help="full, disjoint, poisson:RATE or without-replacement:RATE; or one for each kind: anchor=full,refine=poisson:0.1.",
+        ),
+    ],
+    "participation": Annotated[
+        str, typer.Option(help="Who answers a round: all, uniform:M, random:M (1 to M), random:L:M (L to M) or balanced:M.")
+    ],
+    "weights": Annotated[
+        str, typer.Option(help="How silos weigh in a mean: equal, records (by their number) or precision (by their noise too).")
+    ],
+    "rule": Annotated[
+        str | None, typer.Option("--rule", help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.")
+    ],
+    "anchor_share": Annotated[float | None, typer.Option(help="Share of the budget that anchors take; differences get the rest.")],
+    "noise": Annotated[str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")],
+    "from_theory": Annotated[
+        bool,
+        typer.Option(
+            "--from-theory", help="Rounds, batches, phase, step, clip and noise of the algorithm's theorem, by its constants below."
+        ),
+    ],
+    "lipschitz": Annotated[float | None, typer.Option(help="L, for the theory.")],
+    "smoothness": Annotated[float | None, typer.Option(help="beta, for the theory.")],
+    "pl": Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")],
+    "gap": Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")],
+    "output": Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail.")],
+    "seed": Annotated[
+        int | None,
+        typer.Option(help="Public coins: the start, and who is asked. In simulation all noise too: for research, as known noise protects nobody."),
+    ],
+}  # fmt: skip
+"""The options of an Order, under its fields' names."""
+MANY = ("epsilon", "delta", "settings")
+"""Those that may be repeated."""
+PRESCRIBED = ("rounds", "phase", "inner", "restarts", "step", "clip", "slope", "sampling", "output", "rule", "anchor_share")
+"""What a theorem decides."""
+
+
+def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command with a first parameter `order`: in its place it gets the options of ORDER but these."""
+    names = [name for name in ORDER if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        known = inspect.signature(command, eval_str=True)
+        defaults: dict[str, Any] = {name: False if name == "from_theory" else getattr(Order, name) for name in names}
+        defaults |= dict.fromkeys(MANY)
+        options = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n], annotation=ORDER[n]) for n in names]
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in known.parameters.values() if p.name != "order"]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            order = order_of({name: given.pop(name) for name in names})
+            command(order, **given)
+
+        everything = [*own, *options]
+        run.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in everything}
+        return run
+
+    return decorate
+
+
+def order_of(given: dict[str, Any]) -> Order:
+    """The one place where options become an Order."""
+    words = dict(given)
+    if words.pop("from_theory", False):
+        if clash := sorted(typed() & set(PRESCRIBED)):
+            named = ", ".join("--" + name.replace("_", "-") for name in clash)
+            raise BadInput(f"--from-theory decides on {named} by a theorem; leave {'that' if len(clash) == 1 else 'them'} out")
+        words["noise"] = "theory"
+    elif words.get("noise") == "theory":
+        raise BadInput("noise 'theory' comes with the theorem's schedule; give --from-theory")
+    return Order(**words | {name: tuple(words.get(name) or ()) for name in MANY if name in words})
+
+
+def typed() -> set[str]:
+    """Names of the options that were given on the command line itself."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 def positive(name: str, value: float) -> float:

@@ -10,68 +10,23 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.cli import choose
-from silodp.cli.options import (
-    AlgorithmName,
-    AnchorShare,
-    Clip,
-    Inner,
-    Json,
-    Kappa,
-    LocalSteps,
-    Momentum,
-    Participation,
-    Phase,
-    Restarts,
-    Rounds,
-    RuleName,
-    SamplingName,
-    Seed,
-    Slope,
-    positive,
-)
+from silodp.cli.options import Json, takes_order
 from silodp.core.errors import BadInput
+from silodp.server.order import Order
 
 out = Console(highlight=False)
 
 
+@takes_order("prox", "output")
 def plan(
-    algorithm: AlgorithmName = "spider",
+    order: Order,
     records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
     silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
-    trust: Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), shuffle (a shuffler) or central (the server).")] = "isrl",
-    least: Annotated[
-        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust shuffle; all by default.")
-    ] = None,
-    rounds: Rounds = 25,
-    phase: Phase = 5,
-    epsilon: Annotated[float, typer.Option(help="Epsilon of every silo.")] = 3.0,
-    delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
-    clip: Clip = 1.0,
-    slope: Slope = 1.0,
-    local_steps: LocalSteps = 2,
-    inner: Inner = 5,
-    restarts: Restarts = 2,
-    momentum: Momentum = 0.9,
-    kappa: Kappa = 0.7,
-    sampling: SamplingName = None,
-    participation: Participation = "all",
-    rule: RuleName = None,
-    anchor_share: AnchorShare = None,
-    noise: Annotated[str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")] = "exact",
-    user_level: Annotated[bool, typer.Option("--user-level", help="epsilon and delta are for a whole silo, not for a record.")] = False,
-    lipschitz: Annotated[float | None, typer.Option(help="L, for the theory.")] = None,
-    smoothness: Annotated[float | None, typer.Option(help="beta, for the theory.")] = None,
-    pl: Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")] = None,
-    gap: Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")] = None,
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
-    advise: choose.Advise = False,
-    model: Annotated[
-        str | None, typer.Option(help="linear, logistic or mlp:HIDDEN, to state the memory that a simulation takes, or for --advise.")
-    ] = None,
-    features: Annotated[int | None, typer.Option(help="Columns of a record, for --model and --advise.")] = None,
+    features: Annotated[int | None, typer.Option(help="Columns of a record, for --advise, or to find d by --model.")] = None,
     classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
+    advise: choose.Advise = False,
     signal: choose.Signal = "typical",
-    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Before any data is touched: every kind of release, its noise, and what is spent in total.
@@ -84,32 +39,20 @@ def plan(
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
+    every = _all_records(records or [1000], silos)
     if advise:
-        every = _all_records(records or [1000], silos)
-        return choose.advise(every, features, classes, model or "logistic", epsilon, delta, signal, as_json=as_json)
-    from silodp.lab.planning import Wish
-    from silodp.lab.planning_shuffle import planned_for
+        return choose.advise(every, features, classes, order.model or "logistic", *_one_budget(order), signal, as_json=as_json)
+    from silodp.lab.planning import planned
 
-    wish = Wish(
-        algorithm=algorithm, records=_all_records(records or [1000], silos), epsilon=epsilon, delta=delta, clip=positive("clip", clip), noise=noise,
-        sampling=sampling, participation=participation, rule=rule, anchor_share=anchor_share, user_level=user_level, seed=seed,
-        schedule={
-            "rounds": rounds, "phase": phase, "local_steps": local_steps, "inner": inner, "restarts": restarts, "slope": slope,
-            "momentum": momentum, "kappa": kappa,
-        },
-        theory={"lipschitz": lipschitz, "smoothness": smoothness, "pl": pl, "gap": gap, "dimension": dimension},
-    )  # fmt: skip
-    answer = planned_for(trust, wish, least=least)
-    if model:
-        from silodp.lab.memory import stated
-
-        answer["peak_memory_bytes"] = stated(model, features, classes, wish.records, algorithm)
+    if order.model and features and dimension is None:
+        dimension = _parameters(order.model, features, classes)
+    answer, algorithm, trust = planned(order, every, dimension=dimension), order.algorithm, order.trust
     if as_json:
         print(json.dumps(answer))
         return
     if trust == "shuffle":
         _show_shuffle(answer, algorithm)
-        if len(set(wish.records)) > 1:
+        if len(set(every)) > 1:
             out.print("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
         return
     for silo in answer["silos"]:
@@ -123,10 +66,27 @@ def plan(
         out.print(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
         out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
-    if model:
-        out.print(f"A simulation in one process takes {answer['peak_memory_bytes'] / 2**20:.0f} MiB of memory at its peak.")
+    if "order" in answer:
+        settings = ", ".join(f"{name} {value}" for name, value in answer["order"].items() if value is not None)
+        out.print(f"By the theorem: {settings}.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
+
+
+def _one_budget(order: Order) -> tuple[float, float | None]:
+    """(epsilon, delta) of every silo alike."""
+    from silodp.server.order import EPSILON, by_silo
+
+    found = [by_silo(field, getattr(order, field), ("every",))["every"] for field in ("epsilon", "delta")]
+    return EPSILON if found[0] is None else found[0], found[1]
+
+
+def _parameters(model: str, features: int, classes: int) -> int:
+    from silodp.core.problem.problem import Problem
+    from silodp.core.problem.task import Task
+    from silodp.lab.training import find_model
+
+    return Problem(*find_model(model, features, Task.plain(classes))).dim
 
 
 def _trade_off(mu: float | None) -> str:

@@ -131,7 +131,7 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     if context.info_name == "evaluate":
         settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
     for name in ("epsilon", "delta"):
-        if context.info_name == "train" and name in settings:
+        if context.info_name in ("train", "run") and name in settings:
             settings[name] = [str(settings[name])]
     context.default_map = {name: value for name, value in settings.items() if name in own and value is not None}
     return folder

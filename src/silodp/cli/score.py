@@ -12,9 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from silodp.cli.federation import Folder, Json, _card, _carrier, _load, _problem, _read_key, federation
+from silodp.cli.federation import Folder
+from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_folder import last_run
+from silodp.cli.federation_run import federation
 from silodp.cli.interrupted import interruptible
+from silodp.cli.options import Json
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
@@ -87,15 +90,13 @@ def profile(
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
     from silodp.lab.scoring import profile_data
-    from silodp.lab.training import Request
+    from silodp.lab.source import Source
+    from silodp.server.order import Order
 
-    request = Request(
-        data=data, silos=tuple(silo or ()), label=label, classes=classes, algorithm="", model="linear", prox="zero",
-        epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), step=1.0, clip=1.0, schedule={}, sampling=None, participation="all",
-        rule=None, anchor_share=None, scale="none", output_rule="last", user_level=False, seed=seed, data_dir=data_dir, folder=Path(),
-    )  # fmt: skip
+    order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
+    source = Source(data, tuple(silo or ()), label, classes, data_dir=data_dir, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
-        answer = profile_data(request)
+        answer = profile_data(order, source)
     if as_json:
         print(json.dumps(answer))
         return
@@ -134,7 +135,7 @@ def federation_evaluate(
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
-    problem = _problem(cards[0], model)
+    problem = problem_of(cards[0], model)
     try:
         stored = load_file(place / "model.safetensors")
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
@@ -188,7 +189,7 @@ def federation_profile(
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
     from silodp.core.privacy.accounting import Budget
 
-    cards = [_card(Path(policy).parent / "silo.json") for policy in _load(folder)["silos"].values()]
+    cards = [read_card(Path(policy).parent / "silo.json") for policy in load_state(folder)["silos"].values()]
     if not 0 < epsilon < min(card.epsilon for card in cards):
         raise BadInput(f"epsilon is {epsilon:g}; it must be above 0, and below what the silos have in all")
     return cards, [Budget(epsilon, card.delta) for card in cards]
@@ -201,7 +202,7 @@ def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) ->
 
     folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
     waits = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
-    remote = Remote(cards, _carrier(folder, _load(folder)), run=run, key=_read_key(folder / "asker.key"), timeouts=waits)
+    remote = Remote(cards, carrier_of(folder, load_state(folder)), run=run, key=read_key(folder / "asker.key"), timeouts=waits)
     return Federation(remote, Everyone(len(cards)))
 
 

@@ -23,10 +23,10 @@ from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_mu, root
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.lab.planning import Wish, default_delta, finite
-from silodp.lab.planning_shuffle import TRUSTS, planned_for
+from silodp.lab.planning import planned
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import find
+from silodp.server.order import TRUSTS, Order, default_delta, finite
 from silodp.server.output import output
 from silodp.server.plan import with_multipliers
 from silodp.silo.data.datasets import Split
@@ -132,17 +132,13 @@ class Candidate:
     rounds: int
     phase: int = 1
 
-    def wish(self, shape: Shape, trust: str) -> Wish:
-        dimension = shape.problem().dim
-        return Wish(
-            algorithm=self.algorithm, records=shape.records, epsilon=shape.epsilon, delta=shape.delta, clip=1.0,
-            schedule={"rounds": self.rounds, "phase": self.phase, "local_steps": 1, "inner": 1, "restarts": 1, "slope": 1.0},
-            theory={"dimension": dimension} if trust == "shuffle" else None,
-        )  # fmt: skip
+    def order(self, shape: Shape, trust: str) -> Order:
+        delta = () if shape.delta is None else (repr(shape.delta),)
+        return Order(self.algorithm, rounds=self.rounds, phase=self.phase, epsilon=(repr(shape.epsilon),), delta=delta, trust=trust)
 
     def noise(self, shape: Shape, trust: str) -> dict[str, float]:
         """Std of the noise in the mean that the algorithm sees, for each kind of release and a clip of 1."""
-        answer = planned_for(trust, self.wish(shape, trust))
+        answer = planned(self.order(shape, trust), shape.records, dimension=shape.problem().dim if trust == "shuffle" else None)
         kinds = find(self.algorithm).kinds
         if trust == "shuffle":
             found = [answer, answer.get("differences", answer)]
@@ -180,7 +176,7 @@ def accuracies(
     """(J,): accuracy of each point at its noise (std of the mean for a clip of 1), as one batch of runs on one synthetic data set."""
     pool = min(shape.effective, POOL)
     split, problem, algorithm = synthetic(shape, [pool], trial), shape.problem(), find(candidate.algorithm)
-    settings = algorithm.schedule(candidate.wish(shape, "isrl").schedule)
+    settings = algorithm.schedule(candidate.order(shape, "isrl").schedule)
     columns = {name: torch.tensor([[p[name]] for p in points]) for name in points[0]}
     clip = columns.pop("clip")
     mechanisms = {

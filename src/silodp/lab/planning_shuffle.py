@@ -19,15 +19,12 @@ from silodp.core.mechanisms import shuffle
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule
-from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.theory import isrl as theory
 from silodp.core.theory import shuffle as theory_shuffle
-from silodp.lab.planning import Wish, default_delta, finite, noise_plan, planned
 from silodp.server import shuffled
-from silodp.server.algorithms import find
-from silodp.server.settings import sampling_by_name
-
-TRUSTS = ("isrl", "shuffle", "central")
+from silodp.server.order import Order
+from silodp.server.prepare import Prepared, prepare
 
 
 @dataclass(frozen=True)
@@ -38,38 +35,18 @@ class _Kind(shuffled.Kind):
     clip: float
 
 
-def planned_for(trust: str, wish: Wish, *, least: int | None = None) -> dict:
-    """The plan under this trust: `planned` for "isrl", the same with all records in one place for "central", else the shuffle protocol."""
-    if trust not in TRUSTS:
-        raise BadInput(f"trust {trust!r} is unknown; choose one of {', '.join(TRUSTS)}")
-    if trust != "shuffle" and least is not None:
-        raise BadInput("--least belongs to --trust shuffle; leave it out")
-    dimension = (wish.theory or {}).get("dimension")
-    if dimension is not None and dimension < 1:
-        raise BadInput(f"dimension is {dimension}; --dimension is the number of parameters of the model, 1 or more")
-    if trust == "isrl":
-        return planned(wish)
-    _check(wish)
-    if trust == "central":
-        return planned(replace(wish, records=(sum(wish.records),), delta=_delta(wish), participation="all"))
-    return _shuffled(wish, least)
-
-
-def _shuffled(wish: Wish, least: int | None) -> dict:
+def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None) -> dict:
     """The answer that `silodp plan --trust shuffle --json` prints; the figures are those of the first kind of release.
 
     "differences" has them for the second kind, where there is one; "theory" the theorem, where its constants are given.
     """
-    sampling, dimension = _sampling(wish), _dimension(wish)
-    answering, fewest = _attendance(wish.participation, len(wish.records))
-    least = fewest if least is None else least
-    if not 1 <= least <= answering:
-        raise BadInput(f"least is {least}; it must lie between 1 and {answering}, the silos that take part in a round")
-    budget = Budget(wish.epsilon, _delta(wish))
-    batches = sorted(int(sampling.batch(n)) for n in wish.records)
-    kinds = _kinds(wish, budget)
-    released = sum(batches[:least])
-    found = numerical(kinds, released, dimension, budget)
+    made = prepare(order, names, records, dimension=dimension)
+    assert dimension is not None
+    budget, sampling, who = made.budgets[0], next(iter(made.samplings.values())), made.participation()
+    batches = sorted(int(sampling.batch(n)) for n in records)
+    answering, released = getattr(who, "answering", who.silos), sum(batches[: made.least])
+    kinds = _kinds(order, names, records, made.budgets)
+    found = [_parameters(made, kind) for kind in kinds]
     local = _spent(kinds, found, batches[0], dimension, budget.delta)
     spent = {
         "server": _spent(kinds, found, released, dimension, budget.delta),
@@ -81,7 +58,7 @@ def _shuffled(wish: Wish, least: int | None) -> dict:
             "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension),
             "noise_std": {
                 "shuffle": math.sqrt(float(shuffle.variance(parameters, contributions, kind.clip))),
-                "isrl": _isrl(kind, wish.records, sampling, answering),
+                "isrl": _isrl(kind, records, sampling, answering),
                 "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
             },
             "parameters": asdict(parameters) | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
@@ -92,74 +69,28 @@ def _shuffled(wish: Wish, least: int | None) -> dict:
     answer = answers[0] | {"epsilon": spent, "delta": budget.delta}
     if len(answers) > 1:
         answer["differences"] = answers[1]
-    if any((wish.theory or {}).get(name) is not None for name in ("lipschitz", "smoothness", "pl", "gap")):
-        answer["theory"] = _theory(wish, budget, answering)
+    if order.theory:
+        answer["theory"] = _theory(order, records, dimension, budget, answering)
     return answer
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------------------
-
-
-def _check(wish: Wish) -> None:
-    for name, given in (("--noise", wish.noise != "exact"), ("--rule", wish.rule is not None), ("--user-level", wish.user_level)):
-        if given:
-            raise BadInput(f"{name} belongs to --trust isrl; leave it out")
-    if any(n < 1 for n in wish.records):
-        raise BadInput(f"records is {min(wish.records)}; a silo needs 1 record or more")
-    finite(wish.epsilon)
-
-
-def _delta(wish: Wish) -> float:
-    """One for all silos: the smallest of their 1/n^2 if none is given."""
-    return wish.delta if wish.delta is not None else min(default_delta(n) for n in wish.records)
-
-
-def _dimension(wish: Wish) -> int:
-    dimension = (wish.theory or {}).get("dimension")
-    if dimension is None:
-        raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
-    return dimension
-
-
-def _sampling(wish: Wish) -> FullBatch | DisjointBatches:
-    algorithm = find(wish.algorithm)
-    if "local_steps" in algorithm.settings:
-        raise BadInput(f"{wish.algorithm} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
-    sampling = sampling_by_name(wish.sampling, algorithm, wish.schedule["rounds"])
-    if not isinstance(sampling, FullBatch | DisjointBatches):
-        raise BadInput(f"sampling {wish.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust shuffle")
-    return sampling
-
-
-def _attendance(participation: str, silos: int) -> tuple[int, int]:
-    """(silos that take part in a round, fewest that may)."""
-    name, _, count = participation.partition(":")
-    answering = int(count) if count.isdigit() else silos
-    return answering, 1 if name == "random" else answering
-
-
-def _kinds(wish: Wish, budget: Budget) -> list[_Kind]:
-    """The kinds of release with the noise multipliers that fill the budget under ISRL-DP in every silo."""
-    algorithm = find(wish.algorithm)
-    plan = noise_plan(wish, algorithm, algorithm.schedule(wish.schedule), [budget] * len(wish.records))
-    silos = len(wish.records)
+def _kinds(order: Order, names: Sequence[str], records: Sequence[int], budgets: Sequence[Budget]) -> list[_Kind]:
+    """The kinds of release with the noise multipliers that fill the one budget under ISRL-DP in every silo."""
+    silos, plan = len(records), prepare(replace(order, trust="isrl", least=None), names, records, budgets=budgets).plan
     return [
         _Kind(
             **asdict(kind),
             multipliers=tuple(torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier).reshape(-1).expand(silos).tolist()),
-            clip=wish.clip * (2 if kind.name == "refine" else 1),
+            clip=order.clip * (2 if kind.name == "refine" else 1),
         )
         for kind in shuffled.kinds_of(plan, run=0, silos=silos)
     ]
 
 
-# --- parameters ------------------------------------------------------------------------------------------------------------------
-
-
-def numerical(kinds: Sequence[_Kind], contributions: int, dimension: int, budget: Budget) -> list[shuffle.Parameters]:
+def _parameters(made: Prepared, kind: _Kind) -> shuffle.Parameters:
     """Least noise bits at which a ledger of totals lets all releases pass; what they spend by the accountant's best order is a little less."""
-    found = shuffled.numerical(tuple(kinds), contributions, dimension, budget)
-    return [shuffle.Parameters(*found[kind.name], shuffled.P) for kind in kinds]
+    mechanism = made.plan.mechanisms[kind.name]
+    return shuffle.Parameters(int(mechanism.levels), int(mechanism.noise_bits), mechanism.p)
 
 
 def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contributions: int, dimension: int, delta: float) -> float:
@@ -170,7 +101,7 @@ def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contribu
     return made.epsilon(delta)
 
 
-def _isrl(kind: _Kind, records: Sequence[int], sampling: FullBatch | DisjointBatches, answering: int) -> float:
+def _isrl(kind: _Kind, records: Sequence[int], sampling: Sampling, answering: int) -> float:
     """Noise std of the mean over M silos, each with the noise that its own budget needs."""
     own = [z * 2 * kind.clip * (1 + CLIP_TOLERANCE) / sampling.batch(n) for z, n in zip(kind.multipliers, records, strict=True)]
     return math.sqrt(sum(s * s for s in own) / len(own) / answering)
@@ -189,12 +120,18 @@ def _proven(kind: _Kind, kinds: int, released: int, contributions: int, largest:
     }
 
 
-def _theory(wish: Wish, budget: Budget, answering: int) -> dict:
-    given = wish.theory or {}
+def _theory(order: Order, records: Sequence[int], dimension: int, budget: Budget, answering: int) -> dict:
+    given = order.theory
     for name in ("lipschitz", "smoothness"):
-        if given.get(name) is None:
+        if name not in given:
             raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
     constants = theory.Constants(
-        **given, records=min(wish.records), silos=len(wish.records), answering=answering, epsilon=budget.epsilon, delta=budget.delta
+        **given,
+        dimension=dimension,
+        records=min(records),
+        silos=len(records),
+        answering=answering,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
     )
-    return theory_shuffle.prescribe(wish.algorithm, constants).as_dict()
+    return theory_shuffle.prescribe(order.algorithm, constants).as_dict()

@@ -21,7 +21,7 @@ from silodp.server.progress import held
 
 SEED = "seed"
 """The seed of a run's noise, kept until its end: what is computed again says the same again."""
-BEGUN = ("request.json", "records.json", SEED)
+BEGUN = ("records.json", SEED)
 """What `train` writes before run.json, and so before its first question: without run.json they are about nothing that was ever said."""
 
 

@@ -21,14 +21,17 @@ from silodp.core.privacy.accounting import GDP, Budget, gdp_epsilon, gdp_mu
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import by_name
 from silodp.core.problem.task import Task
+from silodp.core.sampling import FullBatch
 from silodp.lab.hidden import check_mark
-from silodp.lab.local import find_model
-from silodp.lab.planning import check_seed, warn_of_delta
+from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, locked
-from silodp.lab.training import Request, budgets_of, by_default, load_records, read_request
+from silodp.lab.source import Source
+from silodp.lab.training import find_model, read_back
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 from silodp.server.federation import Everyone, Federation
+from silodp.server.folder import write_json
+from silodp.server.order import MODEL, Order, budgets_of, check_seed, with_default_delta
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
@@ -50,7 +53,7 @@ def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int
 
 
 def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
-    spent, request = _spent(folder), read_request(folder)
+    spent, (order, source) = _spent(folder), read_back(folder)
     (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
     with _writing(folder):  # before anything is asked
         part = folder / "spent.json.part"
@@ -58,28 +61,28 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
         part.unlink()
         if (folder / "evaluations.jsonl").exists():
             open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
-    if not request.held_out:
+    if not source.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
-    records, classes, _, _, _ = load_records(request)
+    loaded = source.load(order.coins)
+    records, classes = loaded.records, loaded.classes
     if [s["name"] for s in spent["silos"]] != list(records.names):
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
     check_mark(folder, records)
-    budgets = budgets_of(replace(request, epsilon=(epsilon,)), records, gaussian=True)
-    _, held = split_records(records, request.held_out)
-    problem, w, mean, scale = _model(folder, request, math.prod(records.x.shape[2:]), classes)
+    budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
+    _, held = split_records(records, source.held_out)
+    problem, w, mean, scale = _model(folder, order, source, math.prod(records.x.shape[2:]), classes)
     held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(
         fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
-        label=request.read_by.label if request.read_by else None,
+        label=source.read_by.label if source.read_by else None,
     )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
     with _writing(folder):
-        part.write_text(json.dumps(spent, indent=1) + "\n")
-        part.replace(folder / "spent.json")  # the price first: no answer is kept unpaid
+        write_json(folder / "spent.json", spent)  # the price first: no answer is kept unpaid
         with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(answer) + "\n")
     return answer | {
@@ -89,18 +92,23 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     }
 
 
-def profile_data(request: Request) -> dict:
-    """A profile of the silos' own files or of a built-in set, within the request's budgets."""
-    check_seed(request.seed)
-    records, classes, features, _, _ = load_records(replace(request, scale="none"), holes=True)
-    names = features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
-    labels = tuple(request.classes.split(",")) if request.classes and classes else tuple(map(str, range(classes)))
-    budgets = budgets_of(request, records, gaussian=True)
+def profile_data(order: Order, source: Source) -> dict:
+    """A profile of the silos' own files or of a built-in set, within the order's budgets."""
+    loaded = replace(source, scale="none").load(order.coins, holes=True)
+    records, classes = loaded.records, loaded.classes
+    names = loaded.features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
+    labels = tuple(source.classes.split(",")) if source.classes and classes else tuple(map(str, range(classes)))
+    budgets = _budgets(order, records)
     problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
-    fed, ledger = _connected(problem, records, budgets, request.seed, "profile")
+    fed, ledger = _connected(problem, records, budgets, order.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
-    warn_of_delta(by_default(request, records))
+    warn_of_delta(with_default_delta(order, records.names, records.counts))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+
+
+def _budgets(order: Order, records: Records) -> list[Budget]:
+    """What each silo pays, for a record or, if the order is so, for a whole silo; whoever was trusted with the training, nobody is here."""
+    return budgets_of(replace(order, trust="isrl", least=None), records.names, records.counts, {"": FullBatch()})
 
 
 def _connected(
@@ -153,17 +161,17 @@ def _evaluations(folder: Path) -> int:
         return 0
 
 
-def _model(folder: Path, request: Request, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    schema = request.read_by
+def _model(folder: Path, order: Order, source: Source, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    schema, model = source.read_by, order.model or MODEL
     task, shape = (schema.task, schema.shape) if schema else (Task.plain(classes), ())
-    problem = Problem(*find_model(request.model, features, task, shape), by_name(request.prox))
+    problem = Problem(*find_model(model, features, task, shape), by_name(order.prox))
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
         w = torch.cat([stored[name].reshape(shape).flatten() for name, shape in problem.shapes.items()])[None]
         mean, scale = (stored[name].reshape(features) for name in ("scaling.mean", "scaling.scale"))
     except (OSError, KeyError, RuntimeError, SafetensorError):
-        raise BadInput(f"{folder}/model.safetensors is not the model {request.model} of this run; restore it") from None
+        raise BadInput(f"{folder}/model.safetensors is not the model {model} of this run; restore it") from None
     return problem, w, mean, scale
 
 

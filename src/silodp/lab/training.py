@@ -1,227 +1,317 @@
-"""From the words of `silodp train` to an order that can be run: files or a built-in set, budgets by name, scaling."""
+"""`silodp train`: one private run with all silos in one process. Each silo still pays for, and is protected in, everything it says.
+
+The folder gets run.json and progress.jsonl on the way and, at the end, model.safetensors, transcript and spent.json. Before the first
+question it gets the seed of all noise too, which goes at the end: a run that was interrupted is computed again from its start with that
+seed, every release is the one that it was, and nothing new is said.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-import tomllib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+import math
+import runpy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, record_budget_for_user
-from silodp.core.problem.schema import Schema
-from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.lab.hidden import mark_of
-from silodp.lab.local import Order, train
-from silodp.lab.planning import check_seed, default_delta, finite, warn_of_delta
+from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Shuffled
+from silodp.core.privacy.accounting import bucket_of
+from silodp.core.problem.losses import Loss
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import by_name
+from silodp.core.problem.task import Task
+from silodp.core.query import Query
+from silodp.lab.hidden import kept_seed, mark_of
+from silodp.lab.pinned import file_hash, pinned, refuse_imports
+from silodp.lab.planning import warn_of_delta
+from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
+from silodp.lab.simulation import asked_by, connect
+from silodp.lab.source import Loaded, Source
 from silodp.server.algorithms import find
-from silodp.server.settings import participation_by_name, sampling_by_name
-from silodp.silo.data.datasets import DATASETS
-from silodp.silo.data.files import load_silos
+from silodp.server.estimates.scaling import learn_scaling
+from silodp.server.federation import Answered, Channel, Everyone, StopRun
+from silodp.server.folder import open_run, read_run, silo_rows, write_json, write_model
+from silodp.server.order import MODEL, Order, budgets_of, with_default_delta
+from silodp.server.output import output
+from silodp.server.prepare import AGAINST, Prepared, prepare
+from silodp.server.progress import Progress, measured, measured_total
+from silodp.server.settings import samplings_by_name
+from silodp.server.tally import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import load_by_schema, read_table
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.testing.evaluate import balanced_accuracy, error_rate
 
 UNCHARGED = "The built-in data sets come standardised with statistics of the raw data, as in the paper; that is not charged to the budget."
 
 
-@dataclass(frozen=True)
-class Request:
-    """The options of `silodp train` as given."""
+def train(order: Order, source: Source, folder: Path, *, quiet: bool = True, resume: bool = False) -> dict[str, Any]:
+    """Checks everything that can be checked, loads, trains, and returns the summary that --json prints; with `resume` the run in `folder`.
 
-    data: str | None
-    silos: tuple[Path, ...]
-    label: str
-    classes: str | None
-    algorithm: str
-    model: str
-    prox: str
-    epsilon: tuple[str, ...]
-    delta: tuple[str, ...]
-    step: float
-    clip: float
-    schedule: dict
-    sampling: str | None
-    participation: str
-    rule: str | None
-    anchor_share: float | None
-    scale: str
-    output_rule: str
-    user_level: bool
-    seed: int | None
-    data_dir: Path | None
-    folder: Path
-    schema: Path | None = None
-    test: Path | None = None
-    held_out: float = 0.0
-
-    @cached_property
-    def read_by(self) -> Schema | None:
-        """The public schema by which the silos' files are read, where there is one."""
-        return Schema.load(self.schema) if self.schema else None
-
-
-def run_request(request: Request, *, quiet: bool, resume: bool = False) -> dict:
-    """Checks everything that can be checked without data, loads, trains; with `resume` the run that was interrupted in its folder."""
-    check_seed(request.seed)
-    algorithm = find(request.algorithm)
-    settings = algorithm.schedule(request.schedule)
-    sampling = sampling_by_name(request.sampling, algorithm, request.schedule["rounds"])
-    records, classes, _, held_out, scale = load_records(request)
-    budgets = budgets_of(request, records, gaussian=isinstance(sampling, FullBatch | DisjointBatches))
-    defaults, mark = by_default(request, records), mark_of(records) if request.held_out else None
-    if request.held_out:
-        records, _ = split_records(records, request.held_out)
-    order = Order(
-        algorithm=algorithm, settings=settings, step=request.step, clip=request.clip, sampling=sampling, model=request.model,
-        prox=request.prox, budgets=budgets, classes=classes, scale=scale, output_rule=request.output_rule, rule=request.rule,
-        participation=participation_by_name(request.participation, len(records), request.seed or 0), anchor_share=request.anchor_share,
-        seed=request.seed, schema=request.read_by,
-    )  # fmt: skip
-    total = request.schedule["rounds"]
-    with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
-        task = bar.add_task("rounds", total=total)
+    Nothing is written before all that can be refused has been checked.
+    """
+    order = replace(order, model=order.model or MODEL)
+    algorithm = find(order.algorithm)
+    algorithm.schedule(order.schedule)
+    samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
+    loaded = source.load(order.coins)
+    refuse_others(folder)
+    records, mark = loaded.records, None
+    budgets = budgets_of(order, records.names, records.counts, samplings)
+    large = with_default_delta(order, records.names, records.counts)
+    if source.held_out:
+        mark, (records, _) = mark_of(records), split_records(records, source.held_out)
+    sha256, problem = _problem(order, source, loaded, resume)
+    features = math.prod(records.x.shape[2:])
+    records = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    scaled = features if loaded.scale == "private" else None
+    made = prepare(order, records.names, records.counts, budgets=budgets, dimension=problem.dim, scaled=scaled)
+    with Bar(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
+        task = bar.add_task("rounds", total=made.order.rounds)
 
         def progress(iterates: Iterator[Tensor]) -> Iterator[Tensor]:
-            warn_of_delta(defaults)  # only now: a mistake gets its own sentence and no other
+            warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
             for w in iterates:
                 bar.advance(task)
                 yield w
 
-        about = {"data": request.data, "rounds": total, "participation": request.participation, "user_level": request.user_level}
-        files = {"request.json": json.dumps(words_of(request), indent=1) + "\n"} | ({"records.json": mark} if mark else {})
-        note = UNCHARGED if request.data else ""
-        return train(order, records, request.folder, progress, held_out, note=note, about=about, files=files, resume=resume)
+        make_folder(folder)
+        run = _Run(made, problem, records, folder)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(run.record))
+            (go_on if resume else begin)(folder)
+            seed = kept_seed(folder / SEED, order.seed, records)
+            coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16) if order.seed is None else order.seed
+            if mark and not (folder / "records.json").exists():
+                (folder / "records.json").write_text(mark)
+            start = problem.initial([coin])
+            facts = _facts(order, source, loaded, run) | pinned(sha256, start, made.plan.mechanisms)
+            open_run(folder, facts, advice="restore that, or start another run with --new")
+            stack.enter_context(_ending(folder))
+            mean, scale = (
+                run.scaling(seed) if scaled else (torch.zeros(features, dtype=torch.float64), torch.ones(features, dtype=torch.float64))
+            )
+            w = output(run.iterates(seed, start, progress), made.order.output, seed=coin)
+            if not bool(torch.isfinite(w).all()):
+                raise BadInput(f"training diverged with step {made.order.step:g}; use a smaller --step (the budget of this run is spent)")
+            found = _score(problem, w, loaded.test[0].flatten(1), loaded.test[1], loaded.classes) if loaded.test is not None else {}
+            scaling = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
+            return run.write(w, source, scaling, UNCHARGED if source.data else "", found)
 
 
-def load_records(request: Request, *, holes: bool = False) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None, str]:
-    """(all records, classes, names of the features, raw test records of a built-in set, what is left to scale), public ranges applied."""
-    records, classes, features, test = _load_by(request.read_by, request) if request.read_by else _load(request, holes)
-    scale = "none" if request.data or request.read_by else request.scale
-    if scale not in ("private", "none"):
-        records, scale = _with_ranges(records, _ranges(Path(scale), features)), "public"
-    return records, classes, features, test, scale
+def read_back(folder: Path) -> tuple[Order, Source]:
+    """What the run in `folder` was told."""
+    found = read_run(folder)
+    return Order.read(found, folder), Source.read(found, folder)
 
 
-def words_of(request: Request) -> dict:
-    """request.json: what `--resume` needs to go on, and `silodp evaluate` to find the same held-out records; all paths are absolute."""
-    files = {name: path.resolve() for name in ("schema", "test", "data_dir") if (path := getattr(request, name))}
-    model = Path(request.model).resolve() if ".py:" in request.model else request.model
-    scale = request.scale if request.scale in ("private", "none") else Path(request.scale).resolve()
-    words = asdict(request) | {"silos": [path.resolve() for path in request.silos], "model": model, "scale": scale} | files
-    return json.loads(json.dumps(words, default=str))
-
-
-def request_to_resume(folder: Path, asked: Request, given: Collection[str]) -> Request:
-    """The request of the run in `folder`; BadInput if one of the options `given` asks for something else than it did."""
-    found = read_request(folder)
-    was, now = words_of(found), words_of(asked)
-    was, now = was | was["schedule"], now | now["schedule"]
+def to_resume(folder: Path, order: Order, source: Source, given: Collection[str]) -> tuple[Order, Source]:
+    """What the run in `folder` was told; BadInput if one of the options `given` asks for something else."""
+    was_order, was_source = read_back(folder)
+    was, now = was_order.words() | was_source.words(), replace(order, model=order.model or MODEL).words() | source.words()
     if differs := sorted(name for name in given if name in now and now[name] != was[name]):
         raise BadInput(f"the run in {folder} was begun with another {', '.join(differs)}; leave that out to go on with it")
-    return found
+    return was_order, was_source
 
 
-def read_request(folder: Path) -> Request:
-    """The options of the run in `folder`."""
+def _problem(order: Order, source: Source, loaded: Loaded, resume: bool) -> tuple[str, Problem]:
+    """The model's own file by its SHA-256, and the problem, which has been tried on made-up records."""
+    schema, features, model = source.read_by, math.prod(loaded.records.x.shape[2:]), order.model or MODEL
+    task, shape = (schema.task, schema.shape) if schema else (Task.plain(loaded.classes), ())
+    sha256 = file_hash(model)
+    made, loss = find_model(model, features, task, shape)
+    if file_hash(model) != sha256:
+        raise BadInput(f"the model file of {model} was changed while it was read; give the command again")
+    if resume:
+        refuse_imports(model)
+    problem = Problem(made, loss, by_name(order.prox), schema=schema.hash if schema else "")
+    with _own_code(model), torch.no_grad():
+        problem.outputs(problem.initial([0]), torch.zeros(2, features))
+    return sha256, problem
+
+
+def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
+    """run.json: what is trained, known before the first question; n is public.
+
+    Another model, or another version's arithmetic, under the noise of the run before would show where the two differ.
+    """
+    made = run.made
+    samplings = sorted({str(sampling) for sampling in made.samplings.values()})
+    return {
+        "kind": "train", "order": order.words(), "source": source.words(), "algorithm": made.algorithm.name, "settings": made.settings,
+        "rounds": made.order.rounds, "step": made.order.step, "clip": made.order.clip, "sampling": ", ".join(samplings),
+        "model": Path(order.model or MODEL).name, "rule": made.plan.rule.name, "scale": loaded.scale, "output": made.order.output,
+        "features": run.records.x.shape[-1], "classes": loaded.classes, "parameters": run.problem.dim,
+        "silos": silo_rows(run.records.names, run.records.counts, run.budgets),
+        "definition": hashlib.sha256(run.problem.definition().encode()).hexdigest(),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _ending(folder: Path) -> Iterator[None]:
+    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that is interrupted or killed keeps it."""
     try:
-        words = json.loads((folder / "request.json").read_text())
-        paths = {"silos": tuple(Path(path) for path in words["silos"]), "folder": folder}
-        paths |= {name: Path(words[name]) if words.get(name) else None for name in ("data_dir", "schema", "test")}
-        return Request(**words | paths | {"epsilon": tuple(words["epsilon"]), "delta": tuple(words["delta"])})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{folder} holds no run of `silodp train` ({type(error).__name__}); give its run folder") from None
+        yield
+    except StopRun as stop:
+        (folder / SEED).unlink(missing_ok=True)
+        raise BadInput(f"the run has ended: {stop}") from None
+    except (BadInput, Refused):
+        (folder / SEED).unlink(missing_ok=True)
+        raise
+    (folder / SEED).unlink(missing_ok=True)
 
 
-def _load(request: Request, holes: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
-    if request.test:
-        raise BadInput("--test is for --schema, which says what its columns mean; give one")
-    if bool(request.data) == bool(request.silos):
-        raise BadInput("give either --data NAME or one --silo FILE for each silo")
-    if request.data:
-        if request.data not in DATASETS:
-            raise BadInput(f"data set {request.data!r} is unknown; choose one of {', '.join(DATASETS)}")
-        split = DATASETS[request.data].load(request.seed or 0, request.data_dir)
-        return split.train, split.classes, (), (split.test_x, split.test_y)
-    declared = None if request.classes is None else () if request.classes == "number" else tuple(request.classes.split(","))
-    loaded = load_silos(request.silos, request.label, classes=declared, holes=holes)
-    classes = 2 if declared is None else len(declared)
-    return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
+def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
+    if not classes:
+        return {"test_loss": float(problem.losses(w, x, y).mean())}
+    return {"test_error": float(error_rate(problem, w, x, y)), "balanced_accuracy": float(balanced_accuracy(problem, w, x, y))}
 
 
-def _load_by(schema: Schema, request: Request) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
-    if request.data or not request.silos:
-        raise BadInput("--schema is for silos' own files; give one --silo FILE for each silo, and no --data")
-    if request.classes is not None or request.label != "label" or request.scale not in ("private", "none"):
-        raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
-    loaded = load_by_schema(request.silos, schema)
-    test = read_table(request.test, schema) if request.test else None
-    held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
-    return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
+# --- the run ---------------------------------------------------------------------------------------------------------------------
 
 
-def budgets_of(request: Request, records: Records, *, gaussian: bool) -> list[Budget]:
-    epsilon = _by_silo("epsilon", request.epsilon, records.names)
-    delta = _by_silo("delta", request.delta, records.names)
-    budgets = []
-    for name, n in zip(records.names, records.counts, strict=True):
-        if epsilon[name] is None:
-            raise BadInput(f"silo {name} has no epsilon; give --epsilon NUMBER for all silos or --epsilon {name}=NUMBER")
-        finite(epsilon[name])
-        budget = Budget(epsilon[name], default_delta(n) if delta[name] is None else delta[name])
-        budgets.append(record_budget_for_user(budget, n, gaussian=gaussian) if request.user_level else budget)
-    return budgets
+class _Run:
+    """One run under its trust: asks, writes a line of progress for each question, and adds up what each silo has spent."""
+
+    def __init__(self, made: Prepared, problem: Problem, records: Records, folder: Path) -> None:
+        self.made, self.problem, self.records, self.folder = made, problem, records, folder
+        self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
+        self.ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
+        self.record = Progress(folder, keep=False)
+        self._totals, self.rounds, self.values = [SeenTotals() for _ in records.names], list[dict[str, Any]](), dict[str, Tensor]()
+        self._question, self._round, self._stage, self._asked = 0, 1, 0, [0, 0]
+
+    @property
+    def budgets(self) -> list[Any]:
+        """Of each silo."""
+        return self.made.budgets if len(self.made.budgets) == len(self.records.names) else self.made.budgets * len(self.records.names)
+
+    def scaling(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Mean and scale of each feature, learnt within the budget; the records are scaled by them from here on."""
+        fed, mechanisms = self._connected(seed, Everyone(len(self.records))), self.made.plan.mechanisms
+        mean, scale = learn_scaling(fed, self.records.x.shape[-1], ranges=mechanisms["ranges"], moments=mechanisms["moments"])
+        scaled = (self.records.x - mean.float()) / scale.float()
+        self.records = Records(scaled, self.records.y, self.records.counts, self.records.names)
+        return mean, scale
+
+    def iterates(self, seed: int, start: Tensor, progress: Callable[[Iterator[Tensor]], Iterator[Tensor]]) -> Iterator[Tensor]:
+        self._stage = 1
+        fed = self._connected(seed, self.made.participation())
+        for w in progress(self.made.run(fed, self.problem, start, **self.made.mechanisms)):
+            self._round += 1
+            yield w
+
+    def _connected(self, seed: int, who: Everyone) -> Any:
+        seeds, weights = [(seed, self._stage + 1)], self.made.weights(self.records.counts)
+        trust, watched = self.made.order.trust, lambda channel: _Watched(channel, self.seen)
+        return connect(trust, self.problem, self.records, self.ledger, seeds, who, weights, watched)
+
+    def seen(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
+        """Queries are public and releases are private already, so both may be stored."""
+        mechanism, trust, names = query.mechanism, self.made.order.trust, self.records.names
+        stage = int(self._stage and "ranges" in self.made.plan.mechanisms)
+        name = f"{stage}/{self._asked[stage]:05d}"
+        self._asked[stage] += 1
+        row = {"release": name, "kind": mechanism.kind, "statistic": type(query.statistic).__name__, "silos": list(asked)}
+        self.rounds.append(row | {"clip": float(torch.as_tensor(mechanism.clip).max())} | asked_by(mechanism))
+        self.values[name] = answer.value[0].contiguous()
+        if isinstance(mechanism, Shuffled):
+            for i in answer.silos:
+                self._totals[i].add(bucket_of(mechanism.sampling), query.event(), self.records.counts[i])  # type: ignore[arg-type]
+            records = mechanism.contributed(self.records.counts[i] for i in answer.silos)
+            line = measured_total(query, answer.value[:, 0], records, [names[i] for i in answer.silos])
+        elif trust == "central":
+            line = measured(query, answer.value[0], (0,), self._counts, ("all",)) | {"answered": {names[i]: {} for i in asked}}
+        else:
+            line = measured(query, answer.value[0], answer.silos, self._counts, names)
+        used = np.broadcast_to(np.asarray(self.ledger.used())[0], len(names))
+        if self.made.plan.rule.name != "committed":  # its prices take seconds: a reader then takes the whole budget for spent
+            line["epsilon"] = dict(zip(names, self.spent(), strict=True))
+        self.record.write(
+            self._question, {"round": self._round, "used": dict(zip(names, used.tolist(), strict=True)), "dropped": {}} | line
+        )
+        self._question += 1
+
+    def spent(self) -> list[float]:
+        """Epsilon of each silo at its own delta, against whoever the trust does not name."""
+        if self.made.order.trust == "shuffle":
+            return [seen.epsilon(budget.delta) for seen, budget in zip(self._totals, self.budgets, strict=True)]
+        return np.broadcast_to(np.asarray(self.ledger.epsilon())[0], len(self.records.names)).tolist()
+
+    def write(self, w: Tensor, source: Source, scaling: dict[str, Tensor], note: str, found: dict[str, float]) -> dict[str, Any]:
+        """Model, transcript, environment and, at last, spent.json: with it the run counts as finished."""
+        order, folder = self.made.order, self.folder
+        about = {"model": order.model or MODEL, "prox": order.prox, "algorithm": self.made.algorithm.name}
+        about |= {"schema": source.read_by.text} if source.read_by else {}
+        model = write_model(folder, self.problem, w, about, scaling)
+        save_file(self.values, folder / "transcript.safetensors")
+        (folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rounds))
+        silos = [
+            {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
+            | ({"local_epsilon_at_most": seen.local(b.delta)} if order.trust == "shuffle" else {})
+            for name, b, s, seen in zip(self.records.names, self.budgets, self.spent(), self._totals, strict=True)
+        ]
+        summary = {
+            "algorithm": self.made.algorithm.name, "questions": len(self.rounds), "answers": sum(len(r["silos"]) for r in self.rounds),
+            "parameters": self.problem.dim, "rule": self.made.plan.rule.name, "trust": order.trust, "said": AGAINST[order.trust],
+            "silos": silos, "model": str(model), "note": note, **found,
+        }  # fmt: skip
+        noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")
+        write_environment(folder, noise=noise)
+        write_json(folder / "spent.json", summary)
+        return summary
 
 
-def by_default(request: Request, records: Records) -> dict[str, int]:
-    """Silos that get the default delta, with their numbers of records."""
-    delta = _by_silo("delta", request.delta, records.names)
-    return {name: n for name, n in zip(records.names, records.counts, strict=True) if delta[name] is None}
+class _Watched:
+    """A channel that shows what passes through it."""
+
+    def __init__(self, inner: Channel, seen: Callable[[Query, Sequence[int], Answered], None]) -> None:
+        self._inner, self._seen = inner, seen
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        answer = self._inner.ask(query, silos)
+        self._seen(query, silos, answer)
+        return answer
 
 
-def _by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict:
-    values: dict = dict.fromkeys(names)
-    for word in sorted(words, key=lambda w: "=" in w):
-        name, equals, number = word.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            raise BadInput(f"{field} {word!r} is not a number; use --{field} 2.0 or --{field} NAME=2.0") from None
-        if equals and name not in values:
-            raise BadInput(f"{field} names silo {name!r}, but the silos are {', '.join(names)}")
-        for silo in [name] if equals else names:
-            values[silo] = value
-    return values
+# --- a model of one's own ----------------------------------------------------------------------------------------------------------
 
 
-def _ranges(path: Path, features: Sequence[str]) -> Tensor:
-    """Public ranges, (features, 2): a TOML or JSON table of feature = [low, high]."""
+@contextlib.contextmanager
+def _own_code(name: str) -> Iterator[None]:
+    """Whatever somebody has written there is said in a sentence."""
     try:
-        text = path.read_text()
-        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
-        ) from None
-    if not isinstance(table, dict):
-        raise BadInput(f"{path} holds a {type(table).__name__}, not a table; give feature = [low, high] for every feature")
-    missing = [f for f in features if f not in table]
-    if missing:
-        raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")
-    pairs = [table[f] for f in features]
-    for feature, pair in zip(features, pairs, strict=True):
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and pair[0] < pair[1]):
-            raise BadInput(f"the range of {feature} in {path} is {pair!r}; it must be [low, high] with low < high")
-    return torch.tensor(pairs, dtype=torch.float64)
+        yield
+    except Exception as error:
+        raise BadInput(f"the model {name} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
 
 
-def _with_ranges(records: Records, ranges: Tensor) -> Records:
-    low, high = ranges[:, 0], ranges[:, 1]
-    x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
-    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing)
+def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
+    """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
+    path, colon, function = text.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        return model_by_name(text, features, task, shape)
+    if not Path(path).is_file():
+        raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN, cnn")
+    outputs, loss = task.head()
+    with _own_code(path):
+        build = runpy.run_path(path).get(function)
+    if not callable(build):
+        raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
+    with _own_code(path):
+        model = build(features, outputs)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
+    return model, loss

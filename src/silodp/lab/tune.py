@@ -32,12 +32,13 @@ from silodp.core.statistics import Moments
 from silodp.host import atomic
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
-from silodp.lab.planning import default_delta, finite, warn_of_delta
+from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
+from silodp.server.order import default_delta, finite
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
 from silodp.server.settings import default_shares

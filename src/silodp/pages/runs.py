@@ -158,7 +158,7 @@ def _read(folder: Path) -> Run:
             raise BadInput(f"{folder} holds no comparison; of a tuning there is no report: what it cost and chose is in its tune.json")
         return _compared(folder, config)
     if about := _json(folder / "run.json"):
-        return _federated(folder, about) if "order" in about else _trained(folder, about)
+        return _federated(folder, about) if "cards" in about else _trained(folder, about)
     if (folder / "spent.json").exists():
         return _trained(folder, {})
     raise BadInput(f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` or `federation run`")
@@ -189,10 +189,12 @@ def audits(path: Path) -> list[dict[str, Any]]:
 
 def _trained(folder: Path, about: dict[str, Any]) -> Run:
     summary, rounds = _json(folder / "spent.json"), _progress(folder)
-    about = {"algorithm": summary.get("algorithm", "")} | about
+    told = {name: value for name, value in about.pop("order", {}).items() if name not in ("epsilon", "delta")}
+    data = about.pop("source", {}).get("data")
+    about = {"algorithm": summary.get("algorithm", "")} | told | ({"data": data} if data else {}) | about
     spent = {s["name"]: s for s in summary.get("silos", ())}
     rule = str(about.get("rule") or summary.get("rule") or "")
-    silos = tuple(_silo(s, rounds, rule, spent.get(s["name"], {})) for s in about.get("silos") or spent.values())
+    silos = tuple(_silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end)) for s in about.get("silos") or spent.values())
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
     if state == "stopped" and (folder / "seed").exists():
@@ -213,12 +215,13 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         state, said = ("finished", "It came to its end.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
     silos, rule = [], "totals" if order.get("trust") == "shuffle" else "gdp"
+    budgets = {silo["name"]: silo for silo in found.get("silos", ())}
     for card in cards:
-        budget = {"name": card["name"], "records": card["records"], "epsilon": order["epsilon"] or card["epsilon"], "delta": card["delta"]}
+        budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}
         end = ends.get(card["name"], {})
         silos.append(_silo(budget, rounds, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end), end.get("ledger")))
     about = {
-        **order, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
+        **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"],
     }  # fmt: skip

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-
-RULES = ("last", "random", "tail")
+from silodp.server.order import OUTPUTS as RULES
 
 
 def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> Tensor:

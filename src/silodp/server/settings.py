@@ -61,14 +61,29 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
     raise BadInput(f"sampling {text!r} is unknown; use full, disjoint, poisson:RATE or without-replacement:RATE")
 
 
+def samplings_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> dict[str, Sampling]:
+    """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as anchor=full,refine=poisson:0.1."""
+    if "=" not in (text or ""):
+        return dict.fromkeys(algorithm.kinds, sampling_by_name(text, algorithm, rounds))
+    said = dict(part.strip().partition("=")[::2] for part in (text or "").split(","))
+    if said.keys() != set(algorithm.kinds):
+        raise BadInput(f"sampling {text!r} must name each kind of release of {algorithm.name} once: {', '.join(algorithm.kinds)}")
+    return {kind: sampling_by_name(said[kind], algorithm, rounds) for kind in algorithm.kinds}
+
+
 def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Everyone]:
-    """ "all", "uniform:M", "random:M" (between 1 and M, a new number each round) or "balanced:M"; makes a fresh one at each call."""
-    name, _, argument = text.partition(":")
-    if name == "all":
+    """ "all", "uniform:M", "random:M" (between 1 and M, a new number each round), "random:L:M" (between L and M) or "balanced:M"; makes
+    a fresh one at each call."""
+    name, *numbers = text.split(":")
+    if text == "all":
         return lambda: Everyone(silos)
-    if name not in ("uniform", "random", "balanced") or not argument.isdigit():
-        raise BadInput(f"participation {text!r} is unknown; use all, uniform:M, random:M or balanced:M")
-    answering = int(argument)
+    if (
+        name not in ("uniform", "random", "balanced")
+        or not 1 <= len(numbers) <= 1 + (name == "random")
+        or not all(map(str.isdigit, numbers))
+    ):
+        raise BadInput(f"participation {text!r} is unknown; use all, uniform:M, random:M, random:L:M or balanced:M")
+    answering, least = int(numbers[-1]), int(numbers[0]) if len(numbers) > 1 else 1
     if name == "balanced":
         return lambda: Balanced(silos, answering, seed=seed)
-    return lambda: Uniform(silos, answering, seed=seed, least=1 if name == "random" else None)
+    return lambda: Uniform(silos, answering, seed=seed, least=least if name == "random" else None)

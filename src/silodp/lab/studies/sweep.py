@@ -27,7 +27,7 @@ from silodp.server.federation import Everyone
 from silodp.server.output import output
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, calibrate, with_multipliers
-from silodp.server.run_totals import least_of
+from silodp.server.prepare import asked_at_least
 from silodp.server.shuffled import calibrate_shuffled
 from silodp.silo.data.datasets import Split
 from silodp.testing.evaluate import error_rate, training_loss
@@ -130,7 +130,7 @@ def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: fl
         shared = [Budget(p["epsilon"], delta) for p in points]
         if arm.trust == "central":
             return calibrate(dry, mechanisms, [[b] for b in shared], counts, participation, shares=arm.shares or None, rule="renyi")
-        least = least_of(None, participation)
+        least = asked_at_least(participation)
         return calibrate_shuffled(
             dry, mechanisms, shared, counts, participation, dimension=dimension, least=least, shares=arm.shares or None
         )

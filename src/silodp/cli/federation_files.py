@@ -1,0 +1,114 @@
+"""The files of a federation's folder that several commands read: its state, cards, keys, and the problem that its silos approve."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.cli import federation_shuffle as shuffle
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from silodp.core.problem.problem import Problem
+    from silodp.server.remote import Card, Carrier
+
+
+def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
+    from silodp.wire.hub import Direct, Hub
+
+    if state["engine"] == "direct":
+        return Direct(shuffle.sites(folder, state))
+    return Hub(folder / "engine" / "hub.sock")
+
+
+def read_card(path: Path) -> Card:
+    from silodp.server.remote import Card
+
+    try:
+        return Card.of(json.loads(path.read_text("utf-8")), str(path))
+    except (OSError, ValueError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"the card {path} cannot be read ({type(error).__name__}); give the silo.json of a silo") from None
+
+
+def save_state(folder: Path, state: dict[str, Any], name: str = "federation.json") -> None:
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(state, indent=1) + "\n")
+    part.replace(folder / name)
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder.resolve() / "federation.json").read_text())
+    except (OSError, ValueError):
+        raise BadInput(f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one") from None
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Any]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {error.strerror}; nothing is ever written over") from None
+
+
+def new_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    made = Ed25519PrivateKey.generate()
+    with new_file(path) as file:
+        file.write(made.private_bytes_raw().hex() + "\n")
+    return made
+
+
+def read_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text("ascii").strip()))
+    except (OSError, ValueError):
+        raise BadInput(f"the key {path} cannot be read; `silodp federation key` makes one of 64 hexadecimal digits") from None
+
+
+def problem_of(card: Card, model: str | None, schema: Path | None = None) -> Problem:
+    """The problem that the card names; a model in a file must be this server's own copy of it."""
+    from silodp.core.problem.models import model_by_name
+    from silodp.core.problem.problem import Problem
+    from silodp.core.problem.prox import by_name
+    from silodp.core.problem.schema import Schema
+    from silodp.core.problem.task import Task
+
+    if schema and Schema.load(schema).text != card.schema:
+        raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
+    read_by = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None
+    if read_by and (read_by.features, read_by.label.classes) != (card.features, card.classes):
+        raise BadInput(
+            f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"
+        )
+    task, shape = (read_by.task, read_by.shape) if read_by else (Task.plain(len(card.classes)), ())
+    named = read_by.hash if read_by else ""
+    path, _, function = (model or card.model).rpartition(":")
+    if not path.endswith(".py"):
+        made = model_by_name(model or card.model, len(card.features), task, shape)
+        return Problem(*made, by_name(card.prox), schema=named)
+    if model is None:  # what a card names is not run, even if such a file is here
+        raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
+    import runpy
+
+    outputs, loss = task.head()
+    try:
+        built = runpy.run_path(path)[function](len(card.features), outputs)
+    except Exception as error:  # whatever somebody has written there
+        raise BadInput(
+            f"model {model} cannot be used ({type(error).__name__}); give FILE.py:FUNCTION, called with (features, outputs)"
+        ) from None
+    return Problem(built, loss, by_name(card.prox), schema=named)

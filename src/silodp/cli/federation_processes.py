@@ -1,0 +1,111 @@
+"""The processes of a federation on this machine: gates, a shuffler, an engine's own; started, found again, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from silodp.cli import federation_shuffle as shuffle
+from silodp.cli.federation_files import load_state, save_state
+from silodp.core.errors import BadInput
+
+
+def site_of(engine: str) -> Any:
+    """The engine's own module: provision(folder, silos), start(folder, sockets) -> {name: pid}, stop(folder); None for direct."""
+    if engine == "direct":
+        return None
+    try:
+        return importlib.import_module(f"silodp.wire.{engine}.site")
+    except ModuleNotFoundError as error:
+        raise BadInput(f"engine {engine} is not installed ({error.name}); install silodp[{engine}], or use --engine direct") from None
+
+
+def start_gates(folder: Path, state: dict[str, Any]) -> None:
+    """Afterwards every gate listens, the shuffler too where there is one, and the folder has their pids from the moment they were started."""
+    (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+    environment = os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
+    started: dict[str, subprocess.Popen] = {}
+    state["processes"] = {}
+    for name, (word, settings) in shuffle.daemons(state).items():
+        with open(folder / "logs" / f"{name.replace(' ', '-')}.txt", "ab") as log:
+            command = [sys.executable, "-P", "-m", "silodp.cli", word, "serve", settings]
+            started[name] = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        state["processes"][name] = started[name].pid
+        save_state(folder, state)
+    from silodp.wire.hub import Direct
+
+    gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 600
+    while len(gates.names()) < len(started):
+        for name, process in started.items():
+            if process.poll() is not None:
+                lines = (folder / "logs" / f"{name.replace(' ', '-')}.txt").read_text().strip().splitlines()
+                raise BadInput(f"the {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
+        if time.monotonic() > deadline:
+            raise BadInput(f"the gates did not start within ten minutes; look into {folder / 'logs'}")
+        time.sleep(0.1)
+
+
+def stop_all(folder: Path) -> list[int]:
+    """Ends the engine's processes and the gates that are still this federation's; answers with the gates that did not end."""
+    state = load_state(folder)
+    if site := site_of(state["engine"]):
+        with contextlib.suppress(FileNotFoundError):
+            site.stop(folder / "engine")
+    known = shuffle.daemons(state)
+    gates = {pid: known[name][1] for name, pid in state["processes"].items() if name in known}
+    pids = [pid for pid, policy in gates.items() if policy in command_of(pid)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 300
+    while (left := [pid for pid in pids if gates[pid] in command_of(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not left:
+        save_state(folder, state | {"processes": {}}, name="stopped.json")
+        (folder / "federation.json").unlink()
+    return left
+
+
+def command_of(pid: int) -> list[str]:
+    """The words that started the process; none if it has ended."""
+    try:
+        return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0") if word]
+    except OSError:
+        return []
+
+
+def ports_of(pid: int) -> list[int]:
+    """TCP ports on which the process, or one that it started, listens."""
+    listening = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for words in (line.split() for line in Path(table).read_text().splitlines()[1:]):
+                if words[3] == "0A":
+                    listening[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    ports = set()
+    for member in _family(pid):
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{member}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    ports.add(listening.get(os.readlink(file)))
+    return sorted(port for port in ports if port)
+
+
+def _family(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    members = [pid]
+    for member in members:
+        members += [child for child, parent in parents.items() if parent == member]
+    return members

@@ -1,0 +1,150 @@
+"""`silodp federation run`: train over silos that are processes of their own, here or elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silodp.cli import federation_folder as place_of
+from silodp.cli import federation_shuffle as shuffle
+from silodp.cli.federation import Folder, federation, out
+from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
+from silodp.cli.interrupted import interruptible, same_command
+from silodp.cli.options import Json, New, Resume, RunFolder, SchemaFile, takes_order
+from silodp.cli.project import Project
+from silodp.core.errors import BadInput
+from silodp.server.order import Order
+
+if TYPE_CHECKING:
+    from silodp.core.protocol.quote import HoldReply
+
+
+@federation.command()
+@takes_order("prox", "delta", "user_level", "trust", "least", "rule", "noise")
+def run(
+    order: Order,
+    project: Project = None,
+    folder: Folder = Path("federation"),
+    quorum: Annotated[
+        int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; through a shuffler, all.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
+    retry: Annotated[
+        float, typer.Option(help="Seconds after which the same question is sent again; each further time after twice as long.")
+    ] = 10.0,
+    resume: Resume = False,
+    new: New = False,
+    out_dir: RunFolder = None,
+    hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
+    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
+    key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub.")] = None,
+    shuffler: Annotated[Path | None, typer.Option(help="The shuffler's shuffler.json, with --hub, if there is one.")] = None,
+    schema: SchemaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second time.
+
+    Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
+    """
+    from silodp.core.figures import EARLY, shown
+    from silodp.core.privacy.accounting import rounded_up
+    from silodp.server.folder import read_run
+    from silodp.server.remote import Timeouts
+    from silodp.server.run import Conduct
+
+    if bool(hub) != bool(card) or bool(hub) != bool(key_file):
+        raise BadInput("--hub, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")
+    if hub and card and key_file:
+        from silodp.wire.hub import Hub
+
+        carrier, cards, signing = Hub(hub), [read_card(path) for path in card], read_key(key_file)
+    else:
+        folder = folder.resolve()
+        state = load_state(folder)
+        carrier, signing = carrier_of(folder, state), read_key(folder / "asker.key")
+        cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        shuffler = Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
+    mixer = shuffle.shuffler_card(shuffler) if shuffler else None
+    if resume and new:
+        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+    runs = (folder if not hub else Path()) / "runs"
+    place = out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))
+    model = order.model
+    if resume:
+        order = Order.read(read_run(place), place)
+        model = model or order.model
+    else:
+        order = replace(order, prox=cards[0].prox, trust="shuffle" if mixer else "isrl", least=quorum if mixer else None)
+        if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
+            raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
+    conduct = Conduct(
+        cards, problem_of(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
+        held=_show_held if not as_json else lambda held: None,
+    )  # fmt: skip
+    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
+    kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
+    with interruptible(kept):
+        _follow(conduct, len(cards), quiet=as_json)
+    if as_json:
+        print(json.dumps(conduct.summary))
+        _exit_early(conduct.summary["ended"])
+        return
+    for silo in conduct.summary["silos"]:
+        missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
+        out.print(
+            f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']} questions, spent at most epsilon "
+            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
+            f"{f'; {missed}' if missed else ''}."
+        )
+    if conduct.summary["trust"] != "isrl":
+        out.print(f"Here {conduct.summary['said']}.")
+    ended = conduct.summary["ended"]
+    out.print(f"{conduct.summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    if ended != "finished":
+        out.print(EARLY)
+    out.print(f"Model, summary and journal are in {place}.")
+    _exit_early(ended)
+
+
+def _show_held(held: Mapping[str, HoldReply]) -> None:
+    from silodp.core.privacy.accounting import rounded_up
+
+    shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
+    out.print(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
+
+
+def _exit_early(ended: str) -> None:
+    """Exit code 3 for a run that has a model but did not come to its end."""
+    if ended != "finished":
+        raise typer.Exit(3)
+
+
+def _against_shuffler(silo: Mapping[str, Any]) -> str:
+    from silodp.core.figures import shown
+
+    if "local_epsilon_at_most" not in silo:
+        return ""
+    local = silo["local_epsilon_at_most"]
+    return " against the server, " + (
+        f"{shown(local)} against the shuffler itself" if local is not None else "no bound against the shuffler itself"
+    )
+
+
+def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    said = TextColumn("{task.fields[said]}")
+    with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), said, disable=quiet, console=out) as bar:
+        task = bar.add_task("rounds", total=conduct.total, said="")
+        for told in conduct:
+            left = min(told.left.values())
+            words = f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the run's budget left"
+            words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (" (replayed)" if told.replayed else "")
+            bar.update(task, completed=min(told.iterate, conduct.total), said=words)

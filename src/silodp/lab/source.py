@@ -1,0 +1,132 @@
+"""Where a simulation's records lie: the silos' own files or a built-in set, how they are read, and what is held out of them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Schema
+from silodp.silo.data.datasets import DATASETS
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
+from silodp.silo.data.tables import load_by_schema, read_table
+
+PATHS = ("schema", "test", "data_dir")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All records, and what is known of them in public. `scale` is what is left to scale; `test` are raw records of a built-in set."""
+
+    records: Records
+    classes: int
+    features: tuple[str, ...]
+    test: tuple[Tensor, Tensor] | None
+    scale: str = "private"
+    """"private" (to be learnt within the budget), "public" (already applied from ranges the user gave) or "none"."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where records lie, in words and paths."""
+
+    data: str | None = None
+    silos: tuple[Path, ...] = ()
+    label: str = "label"
+    classes: str | None = None
+    schema: Path | None = None
+    test: Path | None = None
+    data_dir: Path | None = None
+    scale: str = "private"
+    held_out: float = 0.0
+
+    @cached_property
+    def read_by(self) -> Schema | None:
+        """The public schema by which the silos' files are read, where there is one."""
+        return Schema.load(self.schema) if self.schema else None
+
+    def load(self, seed: int = 0, *, holes: bool = False) -> Loaded:
+        """All records, public ranges applied; `seed` says how a built-in set is cut."""
+        loaded = self._by_schema(self.read_by) if self.read_by else self._plainly(seed, holes)
+        scale = "none" if self.data or self.read_by else self.scale
+        if scale in ("private", "none"):
+            return Loaded(*loaded, scale)
+        records, classes, features, test = loaded
+        return Loaded(_with_ranges(records, _ranges(Path(scale), features)), classes, features, test, "public")
+
+    def words(self) -> dict[str, Any]:
+        """For run.json: plain JSON, with absolute paths."""
+        files = {name: path.resolve() for name in PATHS if (path := getattr(self, name))}
+        scale = self.scale if self.scale in ("private", "none") else Path(self.scale).resolve()
+        words = asdict(self) | {"silos": [path.resolve() for path in self.silos], "scale": scale} | files
+        return json.loads(json.dumps(words, default=str))
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any], folder: Path) -> Source:
+        """The source in the run.json of this folder."""
+        words = found.get("source")
+        if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
+            raise BadInput(f"{folder} holds no run of `silodp train` of this version; it may be of an older one: train again")
+        paths = {name: Path(words[name]) if words[name] else None for name in PATHS}
+        return cls(**dict(words) | paths | {"silos": tuple(map(Path, words["silos"]))})
+
+    def _plainly(self, seed: int, holes: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+        if self.test:
+            raise BadInput("--test is for --schema, which says what its columns mean; give one")
+        if bool(self.data) == bool(self.silos):
+            raise BadInput("give either --data NAME or one --silo FILE for each silo")
+        if self.data:
+            if self.data not in DATASETS:
+                raise BadInput(f"data set {self.data!r} is unknown; choose one of {', '.join(DATASETS)}")
+            split = DATASETS[self.data].load(seed, self.data_dir)
+            return split.train, split.classes, (), (split.test_x, split.test_y)
+        declared = None if self.classes is None else () if self.classes == "number" else tuple(self.classes.split(","))
+        loaded = load_silos(self.silos, self.label, classes=declared, holes=holes)
+        classes = 2 if declared is None else len(declared)
+        return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
+
+    def _by_schema(self, schema: Schema) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+        if self.data or not self.silos:
+            raise BadInput("--schema is for silos' own files; give one --silo FILE for each silo, and no --data")
+        if self.classes is not None or self.label != "label" or self.scale not in ("private", "none"):
+            raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
+        loaded = load_by_schema(self.silos, schema)
+        test = read_table(self.test, schema) if self.test else None
+        held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
+        return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
+
+
+def _ranges(path: Path, features: Sequence[str]) -> Tensor:
+    """Public ranges, (features, 2): a TOML or JSON table of feature = [low, high]."""
+    try:
+        text = path.read_text()
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
+        ) from None
+    if not isinstance(table, dict):
+        raise BadInput(f"{path} holds a {type(table).__name__}, not a table; give feature = [low, high] for every feature")
+    missing = [f for f in features if f not in table]
+    if missing:
+        raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")
+    pairs = [table[f] for f in features]
+    for feature, pair in zip(features, pairs, strict=True):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and pair[0] < pair[1]):
+            raise BadInput(f"the range of {feature} in {path} is {pair!r}; it must be [low, high] with low < high")
+    return torch.tensor(pairs, dtype=torch.float64)
+
+
+def _with_ranges(records: Records, ranges: Tensor) -> Records:
+    low, high = ranges[:, 0], ranges[:, 1]
+    x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
+    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing)

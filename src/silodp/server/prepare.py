@@ -1,0 +1,232 @@
+"""From an order to what runs: the algorithm with its settings, and the noise with which all that it asks fits every silo's budget.
+
+This is the one place where an order is planned, whoever is trusted and wherever the records lie: `silodp plan` shows it, a simulation
+and a run over a network follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
+from silodp.core.privacy.accounting import Budget
+from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
+from silodp.core.theory import isrl as theory
+from silodp.core.weights import Weights
+from silodp.server.algorithms import Algorithm, find
+from silodp.server.estimates.scaling import learn_scaling
+from silodp.server.federation import Everyone
+from silodp.server.order import Order, budgets_of, least_of_all, targets
+from silodp.server.paper import paper_multipliers
+from silodp.server.plan import Plan, Run, calibrate, with_multipliers
+from silodp.server.settings import default_shares, participation_by_name, prepared, samplings_by_name
+from silodp.server.shuffled import calibrate_shuffled
+
+SCALING = ("ranges", "moments")
+SCALING_SHARE = 0.1
+"""Part of the budget (mu^2) that private feature scaling takes."""
+AGAINST = {
+    "isrl": "epsilon is against everybody who sees what a silo sends, the server and the other silos too",
+    "shuffle": "epsilon is against the server, which sees totals, unless it says otherwise; the shuffler, or whoever else sees a silo's own "
+    "counts, is up against that silo's own noise alone",
+    "central": "epsilon is against whoever sees the model and what the server tells; the server itself sees every record",
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An order that can be run. Of a curator, who has all records in one place, budgets and plan are of one silo."""
+
+    order: Order
+    algorithm: Algorithm
+    settings: dict[str, Any]
+    samplings: dict[str, Sampling]
+    budgets: list[Budget]
+    plan: Plan
+    run: Run
+    participation: Callable[[], Everyone]
+
+    @property
+    def mechanisms(self) -> dict[str, Any]:
+        """Those of the algorithm itself."""
+        return {kind: self.plan.mechanisms[kind] for kind in self.algorithm.kinds}
+
+    def weights(self, counts: Sequence[int], held_out: Sequence[int] = ()) -> Weights:
+        """How silos count in a mean. A total counts records alike, whichever silo holds them."""
+        return Weights("records" if self.order.trust == "shuffle" else self.order.weights, tuple(counts), tuple(held_out))
+
+    @property
+    def least(self) -> int:
+        """The fewest silos whose total a shuffler passes on."""
+        return least_of(self.order, self.participation())
+
+
+def prepare(
+    order: Order,
+    names: Sequence[str],
+    counts: Sequence[int],
+    *,
+    budgets: Sequence[Budget] | None = None,
+    dimension: int | None = None,
+    scaled: int | None = None,
+) -> Prepared:
+    """`budgets` are the silos' own, where they have some. `scaled`: so many features whose scaling is learnt first, within the budget."""
+    algorithm = find(order.algorithm)
+    theorem = None
+    if order.noise == "theory":
+        if order.user_level or order.rule or scaled is not None:
+            raise BadInput(
+                "--from-theory takes its noise from a theorem about records as they are; leave out --user-level and --rule, "
+                "and give --schema, --scale none, or a file of public ranges with --scale"
+            )
+        theorem = prescription(order, least_of_all(budgets or targets(order, names, counts)), counts, dimension)
+        order = by_theorem(order, theorem, min(counts))
+    if order.weights != "equal" and "each" in algorithm.run.__code__.co_names:
+        raise BadInput(f"{algorithm.name} asks silos one by one and counts them alike; leave --weights out")
+    settings = algorithm.schedule(order.schedule)
+    samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
+    mine = list(budgets) if budgets else budgets_of(order, names, counts, samplings)
+    participation = participation_by_name(order.participation, len(counts), order.coins)
+    participation()  # refuses what cannot take part
+    run = prepared(algorithm, settings, order.step)
+    if order.trust == "shuffle":
+        plan = _totals(order, algorithm, settings, samplings, mine, counts, participation(), dimension, run, scaled)
+    else:
+        who = participation()
+        if order.trust == "central":
+            mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
+        plan = _gaussian(order, algorithm, settings, samplings, mine, counts, who, run, scaled)
+        plan = _with_theorems_noise(plan, theorem) if theorem else plan
+    return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
+
+
+def _gaussian(
+    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], budgets: list[Budget], counts: Sequence[int],
+    who: Everyone, run: Run, scaled: int | None,
+) -> Plan:  # fmt: skip
+    """Noise of each silo's own, scaling included, in one dry run."""
+    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
+    if order.noise == "paper":
+        if order.sampling not in (None, "full"):
+            raise BadInput("the paper's constants are shown for full batches only; leave --sampling out")
+        cells = [paper_multipliers(order.algorithm, b, settings) for b in budgets]
+        noisy = {kind: replace(m, noise_multiplier=_row(c[kind] for c in cells)) for kind, m in mechanisms.items()}
+        return with_multipliers(run, noisy, counts, budgets, who)
+    shares = default_shares(algorithm, settings, order.anchor_share)
+    if scaled is not None:
+        shares = shares or dict.fromkeys(algorithm.kinds, 1.0)
+        mechanisms |= {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in SCALING}
+        shares = {kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()} | dict.fromkeys(SCALING, SCALING_SHARE / 2)
+        run = _after_scaling(run, scaled)
+    return calibrate(run, mechanisms, budgets, counts, who, shares=shares, rule=order.rule)
+
+
+def _after_scaling(run: Run, features: int) -> Run:
+    def both(fed: Any, problem: Any, w: Tensor, *, ranges: Gaussian, moments: Gaussian, **rest: Gaussian) -> Iterator[Tensor]:
+        learn_scaling(fed.everyone(), features, ranges=ranges, moments=moments)
+        yield from run(fed, problem, w, **rest)
+
+    return both
+
+
+def _row(numbers: Any) -> Tensor:
+    return torch.tensor([list(numbers)], dtype=torch.float64)
+
+
+# --- through a shuffler ----------------------------------------------------------------------------------------------------------
+
+
+def _totals(
+    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], budgets: list[Budget], counts: Sequence[int],
+    who: Everyone, dimension: int | None, run: Run, scaled: int | None,
+) -> Plan:  # fmt: skip
+    """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
+    if "local_steps" in algorithm.settings:
+        raise BadInput(f"{algorithm.name} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
+    if not all(isinstance(sampling, FullBatch | DisjointBatches) for sampling in samplings.values()):
+        raise BadInput(f"sampling {order.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust shuffle")
+    if scaled is not None:
+        raise BadInput("features are not scaled through a shuffler; give --schema, --scale none, or a file of public ranges with --scale")
+    if dimension is None:
+        raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
+    least, shares = least_of(order, who), default_shares(algorithm, settings, order.anchor_share)
+    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
+    budget = [least_of_all(budgets)]
+    return calibrate_shuffled(run, mechanisms, budget, counts, who, dimension=dimension, least=least, shares=shares)
+
+
+def asked_at_least(who: Everyone) -> int:
+    """The fewest silos that are asked in a round."""
+    return getattr(who, "least", None) or getattr(who, "answering", who.silos)
+
+
+def least_of(order: Order, who: Everyone) -> int:
+    """The fewest silos whose total is passed on: as many as are asked, unless the order says less."""
+    most = asked_at_least(who)
+    least = most if order.least is None else order.least
+    if not 1 <= least <= most:
+        raise BadInput(f"least is {least}; it must lie between 1 and {most}, the silos that take part in a round")
+    return least
+
+
+# --- by a theorem ----------------------------------------------------------------------------------------------------------------
+
+
+def prescription(order: Order, budget: Budget, counts: Sequence[int], dimension: int | None) -> theory.Prescription:
+    """The theorem of the order's algorithm at the order's constants, for the smallest silo."""
+    given: dict[str, Any] = order.theory | ({"dimension": dimension} if dimension is not None else {})
+    for name in ("lipschitz", "smoothness", "dimension"):
+        if name not in given:
+            raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
+    counts = [sum(counts)] if order.trust == "central" else counts
+    _, _, answering = order.participation.rpartition(":")
+    constants = theory.Constants(
+        **given, records=min(counts), silos=len(counts), answering=int(answering) if answering.isdigit() and len(counts) > 1 else len(counts),
+        epsilon=budget.epsilon, delta=budget.delta,
+    )  # fmt: skip
+    return theory.prescribe(order.algorithm, constants)
+
+
+def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
+    """The order with rounds R, batches K, phase q, step and clip of its theorem; n is the smallest silo's number of records."""
+    if not found.noise:
+        raise BadInput(f"with these constants {found.theorem} answers with the start and asks no silo; give others, or no --from-theory")
+    assert order.lipschitz is not None
+    assert order.smoothness is not None
+    out = "last" if found.output in ("w_R", "w_S") else "random"
+    made = replace(order, rounds=found.rounds * found.restarts, step=found.step, clip=order.lipschitz, output=out)
+    if found.phase:
+        return replace(made, phase=found.phase, slope=order.smoothness, sampling="full")
+    if found.inner_steps:
+        rate = found.batch / n
+        rate = rate if math.floor(rate * n) >= found.batch else math.nextafter(rate, 1.0)
+        sampled = f"anchor=full,refine=without-replacement:{rate!r}" if found.batch < n else "full"
+        return replace(made, inner=found.inner_steps, restarts=found.restarts, slope=math.inf, sampling=sampled)
+    return replace(made, sampling="disjoint")
+
+
+def _with_theorems_noise(plan: Plan, found: theory.Prescription) -> Plan:
+    """The plan with the theorem's noise instead of the least: it is priced for what it is, and refused if that is too little."""
+    std = {"minibatch": found.noise.get("sigma"), "anchor": found.noise.get("sigma_1")}
+    std["refine"] = found.noise.get("sigma_2_hat", found.noise.get("sigma_2"))
+    noisy = {}
+    for kind, m in plan.mechanisms.items():
+        largest = m.clipped(2 * m.clip) if kind == "refine" else m
+        sigma = std[kind]
+        noisy[kind] = m if sigma is None else replace(m, noise_multiplier=_row(sigma / largest.sensitivity(n) for n in plan.counts))
+    made = replace(plan, mechanisms=noisy)
+    for budget, spent in zip(plan.budgets[0], made.spent()[0].tolist(), strict=True):
+        if not spent <= budget.epsilon:
+            failed = "; ".join(words for words, holds in found.conditions if not holds)
+            raise BadInput(
+                f"the noise of {found.theorem} would spend epsilon {spent:.4g} of {budget.epsilon:g}"
+                f"{f' (a condition fails: {failed})' if failed else ''}; leave --from-theory out, which takes the least noise that suffices"
+            )
+    return made

@@ -1,0 +1,72 @@
+"""One order: an option that plan, train and federation run share is one option, with one type, one default and one help text."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import typer
+
+from silodp.cli.app import app
+from silodp.cli.options import ORDER
+from silodp.core.errors import BadInput
+from silodp.server.order import Order
+
+COMMANDS = ("plan", "train", "federation run")
+DIFFERS = {
+    ("plan", "classes"): "there is no file whose classes could be listed: plan takes their number",
+}
+"""(command, option) with the reason why it is another than elsewhere."""
+NOT_ORDER = {"from_theory"}
+"""Options of an order that set a field of another name."""
+
+
+def options(command):
+    found = typer.main.get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    return {option.name: option for option in found.params}
+
+
+EVERY = {command: options(command) for command in COMMANDS}
+SHARED = sorted({name for some in EVERY.values() for name in some if sum(name in other for other in EVERY.values()) > 1})
+
+
+def told(option):
+    """Type, default, help text, names on the command line, and whether it may be repeated."""
+    return type(option.type).__name__, option.default, option.help, option.opts, option.secondary_opts, option.multiple, option.is_flag
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_same_option_is_the_same_everywhere(name):
+    found = {command: told(some[name]) for command, some in EVERY.items() if name in some and (command, name) not in DIFFERS}
+    assert len({str(what) for what in found.values()}) == 1, found
+
+
+def test_every_exception_is_still_one():
+    for (command, name), reason in DIFFERS.items():
+        others = {told(some[name])[:3] for other, some in EVERY.items() if other != command and name in some}
+        assert others, reason
+        assert told(EVERY[command][name])[:3] not in others, reason
+
+
+def test_an_orders_options_have_its_own_defaults():
+    assert set(ORDER) - NOT_ORDER == {field.name for field in fields(Order)}
+    for command, some in EVERY.items():
+        for name in ORDER.keys() & some.keys() - NOT_ORDER:
+            wanted = getattr(Order(), name)
+            assert (some[name].default or ()) == (wanted or ()), (command, name)
+
+
+def test_an_order_is_read_back_as_it_was_written(tmp_path):
+    order = Order(
+        "spider", epsilon=("2", "a=1"), slope=float("inf"), sampling="anchor=full,refine=poisson:0.1", seed=3, model="net.py:build"
+    )
+    found = Order.read(json.loads(json.dumps({"order": order.words()})), tmp_path)
+    assert replace(found, model=None) == replace(order, model=None)
+    assert found.model.endswith("/net.py:build")
+
+
+@pytest.mark.parametrize("found", [{}, {"order": {"algorithm": "spider"}}, {"order": []}, [], {"order": Order().words() | {"gone": 1}}])
+def test_a_folder_of_an_older_version_is_said_to_be_one(tmp_path, found):
+    with pytest.raises(BadInput, match="older version"):
+        Order.read(found, tmp_path)

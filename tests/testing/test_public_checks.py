@@ -15,7 +15,6 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import Poisson
 from silodp.core.statistics import Grad
-from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Federation
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -218,6 +217,6 @@ def test_an_algorithm():
     problem = Problem(nn.Linear(FEATURES, 1, bias=False), squared_error)
     records = Records.of([(x[:20].float(), y[:20].float()), (x[20:].float(), y[20:].float())])
     given = dict(optimum=0.0, step=0.1, long={"rounds": 200}, short={"rounds": 4}, iterates=4)
-    check_algorithm(Algorithm("averaged", averaged, ("minibatch",), ("rounds",), ""), problem, records, **given)
+    check_algorithm(averaged, problem, records, **given)
     with pytest.raises(Exception, match="budget"):
-        check_algorithm(Algorithm("twice", twice, ("minibatch",), ("rounds",), ""), problem, records, **given)
+        check_algorithm(twice, problem, records, **given)

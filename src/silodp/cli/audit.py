@@ -9,11 +9,15 @@ import typer
 
 from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.interrupted import interruptible
+from silodp.cli.options import Settings
 from silodp.core.errors import BadInput
 
 
 def audit(
-    algorithm: Annotated[list[str] | None, typer.Option(help="Attack this algorithm only; may be repeated.")] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Attack this algorithm only, by name or FILE.py:NAME; may be repeated.")
+    ] = None,
+    settings: Settings = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Claims to attack; 1 and 6 by default.")] = None,
     runs: Annotated[int, typer.Option(help="Runs on each of the two neighbouring data sets.")] = 20_000,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant every known mistake and see whether it is caught.")] = False,
@@ -34,8 +38,11 @@ def audit(
     Then it asks a deployed gate everything that a gate answers, and measures noise, coins, records and charges against the price.
     An alarm (exit code 1) means that the claim is refuted at confidence 1 - 1e-6 (1 - 1e-8 for the deployed answers, 1 - 1e-3 for --one-run).
 
-    Examples: `silodp audit` · `silodp audit --mutants` · `silodp audit --one-run --data wbcd --epsilon 6`
+    Examples: `silodp audit` · `silodp audit --mutants` · `silodp audit --algorithm mine.py:heavy_ball` ·
+    `silodp audit --one-run --data wbcd --epsilon 6`
     """
+    from silodp.server.algorithms import assignments
+
     if mutants and one_run:
         raise BadInput("--mutants and --one-run are two audits; give one of them")
     for name, value, least in (("runs", runs, 100), ("canaries", canaries, 1), ("rounds", rounds, 1), ("seed", seed, 0)):
@@ -44,11 +51,12 @@ def audit(
     for value in epsilon or ():
         if not 0 < value < 100:
             raise BadInput(f"epsilon is {value:g}; it must be greater than 0 and below 100")
+    given = assignments(settings or ())
     if mutants:
         _mutants(seed, as_json=as_json)
     elif one_run:
         _one_run(
-            algorithm or ["mb-sgd"], epsilon or [6.0], data, silo, label, data_dir, seed, rounds,
+            algorithm or ["mb-sgd"], given, epsilon or [6.0], data, silo, label, data_dir, seed, rounds,
             as_json=as_json, model=model, canaries=canaries,
         )  # fmt: skip
     else:
@@ -56,14 +64,16 @@ def audit(
 
         folder = unused(out_dir, Path("runs") / "audit", "audit.json")
         with interruptible("nothing is kept, since the rows belong together"):
-            _attacks(algorithm, tuple(epsilon or ()), runs, seed, folder, as_json=as_json)
+            _attacks(algorithm, given, tuple(epsilon or ()), runs, seed, folder, as_json=as_json)
 
 
-def _attacks(algorithms: list[str] | None, epsilons: tuple[float, ...], runs: int, seed: int, folder: Path, *, as_json: bool) -> None:
+def _attacks(
+    algorithms: list[str] | None, given: dict[str, str], epsilons: tuple[float, ...], runs: int, seed: int, folder: Path, *, as_json: bool
+) -> None:
     from silodp.lab.audit import report, report_answers
     from silodp.lab.audit.claims import FACTOR
 
-    rows = report.audit(algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, quiet=as_json)
+    rows = report.audit(algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, quiet=as_json, given=given)
     answers, failed = ([], {}) if algorithms else report_answers.answers()
     report.write(rows, folder, answers)
     if as_json:
@@ -104,8 +114,8 @@ def _mutants(seed: int, *, as_json: bool) -> None:
 
 
 def _one_run(
-    algorithms: list[str], epsilons: list[float], data: str | None, silo: Path | None, label: str, data_dir: Path | None, seed: int,
-    rounds: int, *, as_json: bool, **order: Any,
+    algorithms: list[str], given: dict[str, str], epsilons: list[float], data: str | None, silo: Path | None, label: str,
+    data_dir: Path | None, seed: int, rounds: int, *, as_json: bool, **order: Any,
 ) -> None:  # fmt: skip
     from silodp.lab.audit import onerun
     from silodp.server.algorithms import find
@@ -113,7 +123,8 @@ def _one_run(
     x, y, classes = onerun.own_records(data, silo, label, data_dir)
     rows = []
     for name in algorithms:
-        settings = find(name).schedule({"rounds": rounds, "phase": min(5, rounds), "local_steps": 2, "inner": min(5, rounds)})
+        short = {"rounds": rounds, "phase": min(5, rounds), "local_steps": 2, "inner": min(5, rounds)}
+        settings = find(name).schedule(short | given)
         rows += [onerun.one_run(onerun.OneRun(name, settings, e, **order), x, y, classes, seed=seed) for e in epsilons]
     if as_json:
         dump({"rows": rows})

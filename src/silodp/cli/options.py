@@ -39,6 +39,9 @@ AlgorithmName = Annotated[
     ),
 ]
 Rounds = Annotated[int, typer.Option(help="Communication rounds R.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.")
+]
 
 ORDER: dict[str, Any] = {
     "algorithm": AlgorithmName,

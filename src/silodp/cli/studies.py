@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +14,16 @@ from rich.text import Text
 from silodp.cli import choose
 from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import DataDir, Out, Rounds, positive
+from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
 
 
 def compare(
     data: Annotated[str, typer.Option(help="Data set: wbcd, digits, mnist or cifar10.")] = "wbcd",
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Another algorithm beside them, by name or FILE.py:NAME; may be repeated.")
+    ] = None,
+    settings: Settings = None,
     rounds: Rounds = 25,
     trials: Annotated[int, typer.Option(help="Random train/test splits.")] = 10,
     epsilon: Annotated[list[float] | None, typer.Option(help="Privacy levels; the paper's seven by default.")] = None,
@@ -34,17 +39,21 @@ def compare(
     The default is the paper's breast-cancer experiment: two hospitals, one holding the malignant and one the benign cases.
     Interrupt it and run it again: it goes on where it stopped.
 
-    Examples: `silodp compare` · `silodp compare --quick` · `silodp compare --data digits --rounds 50 --hidden 16`
+    Examples: `silodp compare` · `silodp compare --quick` · `silodp compare --data digits --rounds 50 --hidden 16` ·
+    `silodp compare --algorithm mine.py:heavy_ball`
     """
     from silodp.lab.studies import compare as lab
     from silodp.lab.studies.figures import draw_comparison
     from silodp.lab.studies.study import EPSILONS, demo
+    from silodp.server.algorithms import assignments
 
     for name, value in (("rounds", rounds), ("trials", trials), ("hidden", hidden)):
         positive(name, value)
     epsilons = tuple(positive("epsilon", e) for e in epsilon or ((0.75, 3.0, 18.0) if quick else EPSILONS))
     study = replace(demo(data, rounds, hidden=hidden, full=full), trials=2 if quick else trials, epsilons=epsilons)
-    folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *(["full"] if full else ["quick"] if quick else [])])
+    study = study.beside(algorithm or (), assignments(settings or ()))
+    kind = [*(["full"] if full else ["quick"] if quick else []), *(name.rpartition(":")[2] for name in algorithm or ())]
+    folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *kind])
     with interruptible(choose.KEPT.format(folder)):
         rows = lab.carry_out({folder: study}, data_dir=data_dir, quiet=as_json)[folder]
     draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
@@ -54,7 +63,7 @@ def compare(
     }
     if as_json:
         return dump({"rows": rows, "improvement_percent": gains, "note": lab.NOTE, "folder": str(folder)})
-    show(*_comparison_tables(rows, epsilons))
+    show(*_comparison_tables(rows, epsilons, algorithm or ()))
     tuned = (r for r in rows if r["curve"] == "spider")
     phases = ", ".join(
         "1" if r["algorithm"] == "mb-sgd" else f"{r['settings']['phase']:g}" if r["algorithm"] == "spider" else "alternate" for r in tuned
@@ -154,7 +163,7 @@ def _lower(percent: float) -> str:
     return f"{abs(percent):.2f} % {'lower' if percent >= 0 else 'higher'}"
 
 
-def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...]) -> list[Table]:
+def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], own: Sequence[str]) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
     from silodp.core.privacy.accounting import rounded_up
 
@@ -168,13 +177,13 @@ def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...]) 
         shown = rounded_up(r["spent_epsilon"], 2, "f") if r else ""
         return Text(shown, style="red" if r and r["spent_epsilon"] > claimed else "")
 
-    exact = [[f"{e:g}", *(cell(c, e) for c in ("spider", "spider-diff", "mb-sgd", "local-sgd"))] for e in epsilons]
-    exact.append(["not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None)])
+    exact = [[f"{e:g}", *(cell(c, e) for c in ("spider", "spider-diff", "mb-sgd", "local-sgd", *own))] for e in epsilons]
+    exact.append(["not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None), *("" for _ in own)])
     curves = ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")
     paper = ([f"{e:g}", *(word for c in curves for word in (cell(c, e), spends(by.get((c, e)), e)))] for e in epsilons)
     return [
         table(
-            "epsilon>|SPIDER>|SPIDER, phase > 1>|MB-SGD>|Local SGD>",
+            "|".join(["epsilon>|SPIDER>|SPIDER, phase > 1>|MB-SGD>|Local SGD>", *(f"{name.rpartition(':')[2]}>" for name in own)]),
             exact,
             title="Test error in per cent (± standard error), exact accounting",
             styles=[*[None] * len(epsilons), "dim"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling
-from silodp.server.algorithms import Algorithm
+from silodp.server.algorithms import Algorithm, find
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
@@ -33,17 +33,21 @@ LARGE = 1e6
 
 
 def check_algorithm(
-    algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, step: float, long: dict, short: dict, iterates: int,
+    algorithm: Algorithm | Callable[..., Iterator[Tensor]] | str, problem: Problem, records: Records, *, optimum: float, step: float, long: dict, short: dict, iterates: int,
     sampling: Sampling | None = None,
 ) -> None:  # fmt: skip
     """Says whether an algorithm of yours is sound, on a convex problem: raises AssertionError with one sentence if not.
 
-    `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
+    `algorithm` is the generator function itself, or FILE.py:NAME. `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
     an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches
     there. Checked: the optimum; that it asks through fed.mean, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
     ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
     together are the runs one at a time.
     """
+    if isinstance(algorithm, str):
+        algorithm = find(algorithm)
+    elif not isinstance(algorithm, Algorithm):
+        algorithm = Algorithm.of(algorithm, algorithm.__name__)
     check_optimum(algorithm, problem, records, optimum=optimum, settings=long, step=step)
     batches = sampling or FullBatch()
     check_narrow(algorithm, problem, records, settings=short, step=step, iterates=iterates, sampling=batches)

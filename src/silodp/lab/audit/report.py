@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from scipy import stats
 
+from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
@@ -50,6 +51,8 @@ SETTINGS: dict[str, dict[str, float]] = {
     "adam": {"rounds": 4, "momentum": 0.9},
     "disk": {"rounds": 4, "kappa": 0.7},
 }
+SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}
+"""Of any other algorithm, as far as it takes them: few rounds, for an attack hears all of them."""
 SECRET = "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit understates their tails"
 RENYI = "no tight accountant is known for this sampling under replace-one; the Renyi bound charges more than anybody can learn"
 
@@ -64,14 +67,16 @@ VIEWS = {
 SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
 
 
-def cases(algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS) -> list[tuple[Case, str]]:
+def cases(
+    algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS, given: dict[str, Any] | None = None
+) -> list[tuple[Case, str]]:
     """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then the deployed gate's arithmetic;
-    and the same of a shuffle."""
-    for name in algorithms or ():
-        find(name)
-    if unknown := set(ALGORITHMS) - set(SETTINGS):
-        raise AssertionError(f"the audit has no settings for {', '.join(sorted(unknown))}")
-    rows = [(Case(a, e, s), "simulated") for a, s in SETTINGS.items() for e in epsilons]
+    and the same of a shuffle. An algorithm is a name or FILE.py:NAME, whose own settings are `given`."""
+    others = [name for name in algorithms or ALGORITHMS if name not in SETTINGS]
+    if given and not others:
+        raise BadInput("--set is for an algorithm whose schedule the audit does not fix; name one by --algorithm FILE.py:NAME")
+    settings = SETTINGS | {name: find(name).schedule(SHORT | (given or {})) for name in others}
+    rows = [(Case(a, e, s), "simulated") for a, s in settings.items() for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 16}, Poisson(0.25), gap=SECRET), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 4}, WithoutReplacement(0.25), gap=RENYI), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
@@ -144,11 +149,17 @@ def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int,
 
 
 def audit(
-    algorithms: Sequence[str] | None = None, epsilons: Sequence[float] = CLAIMS, *, runs: int = RUNS, seed: int = 0, quiet: bool = False
+    algorithms: Sequence[str] | None = None,
+    epsilons: Sequence[float] = CLAIMS,
+    *,
+    runs: int = RUNS,
+    seed: int = 0,
+    quiet: bool = False,
+    given: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """All rows, on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}
-    tasks = [(i, case, gate, runs, seed + 6 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons))]
+    tasks = [(i, case, gate, runs, seed + 6 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons, given))]
     with Progress(TextColumn("attacks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), disable=quiet) as bar:
         task = bar.add_task("attacks", total=len(tasks))
         for index, row in spread(_task, sorted(tasks, key=lambda t: t[1].gap == "")):  # the slow ones first: they calibrate for seconds

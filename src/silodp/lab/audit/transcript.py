@@ -50,7 +50,7 @@ class Case:
 
     @property
     def batches(self) -> Sampling:
-        return self.sampling or (DisjointBatches(int(self.settings["rounds"])) if find(self.algorithm).disjoint else FullBatch())
+        return self.sampling or (DisjointBatches(int(self.settings.get("rounds", 1))) if find(self.algorithm).disjoint else FullBatch())
 
     @property
     def budget(self) -> Budget:

@@ -71,7 +71,8 @@ def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | Non
     if trial == 0:
         _describe(folder, study, split, problem.dim)
     who = study.participation(arm, len(split.train), trial)
-    batch = sampling_by_name(study.sampling, find(arm.algorithm), study.rounds)
+    algorithm = find(arm.algorithm)
+    batch = sampling_by_name(None if algorithm.disjoint else study.sampling, algorithm, study.rounds)
     return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch, study.draw))
 
 
@@ -100,7 +101,9 @@ def summarise(runs: Sequence[dict[str, str]], study: Study) -> list[dict]:
     for run in runs:
         for curve in _curves(run, study):
             groups.setdefault((curve, float(run["epsilon"])), []).append(run)
-    order = [(c, e) for c in CURVES for e in ((math.inf,) if c.endswith("-open") else study.epsilons) if (c, e) in groups]
+    order = [
+        (c, e) for c in (*CURVES, *study.own_curves) for e in ((math.inf,) if c.endswith("-open") else study.epsilons) if (c, e) in groups
+    ]
     return [_row(curve, epsilon, groups[curve, epsilon]) for curve, epsilon in order]
 
 
@@ -119,7 +122,7 @@ def _row(curve: str, epsilon: float, runs: Sequence[dict[str, str]]) -> dict:
     }
 
 
-SETTINGS = ("phase", "local_steps", "share", "step", "clip", "slope", "momentum", "kappa")
+SETTINGS = ("phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa")
 
 
 def _curves(run: dict[str, str], study: Study) -> list[str]:

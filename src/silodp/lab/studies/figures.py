@@ -28,16 +28,17 @@ STYLE = {
 def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
     """PNG and SVG of that stem: test error against epsilon, one curve for each algorithm and noise, with standard errors."""
     figure, axes = plt.subplots(figsize=(7.2, 5.8), layout="constrained")
-    for curve, (color, line, marker) in STYLE.items():
+    own = [curve for curve in dict.fromkeys(r["curve"] for r in rows) if curve not in CURVES]
+    for curve, (color, line, marker) in (STYLE | {curve: (f"C{4 + i}", "-", "v") for i, curve in enumerate(own)}).items():
         mine = [r for r in rows if r["curve"] == curve]
         if curve.endswith("-open"):
             for r in mine:
-                axes.axhline(r["test_error"], color=color, linestyle=line, linewidth=1, label=CURVES[curve])
+                axes.axhline(r["test_error"], color=color, linestyle=line, linewidth=1, label=CURVES.get(curve, curve))
         elif mine:
             epsilons = [r["epsilon"] for r in mine]
             axes.errorbar(
                 epsilons, [r["test_error"] for r in mine], yerr=[r["standard_error"] for r in mine], color=color, linestyle=line,
-                marker=marker, markersize=4, linewidth=1.4, capsize=2, label=CURVES[curve],
+                marker=marker, markersize=4, linewidth=1.4, capsize=2, label=CURVES.get(curve, curve),
             )  # fmt: skip
             axes.set_xscale("log")
             axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.models import lenet, model_by_name
 from silodp.core.problem.problem import Problem
+from silodp.host.extension import file_hash
 from silodp.lab.studies.sweep import Arm
 from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Uniform
@@ -69,6 +70,26 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Own:
+    """An algorithm that no curve is made of: its steps and clips are tuned, and the slope of its differences if it takes one."""
+
+    algorithm: str
+    given: dict[str, str]
+    file: str
+    """SHA-256 of its FILE.py: a folder is not continued with another."""
+
+    def arm(self, study: Study) -> Arm:
+        algorithm = find(self.algorithm)
+        few = min(5, study.rounds)
+        settings = algorithm.schedule({"rounds": study.rounds, "phase": few, "inner": few, "restarts": 1, "local_steps": 2, **self.given})
+        slopes = {"slope": study.grid.slopes} if "slope" in settings and "slope" not in self.given else {}
+        shares = default_shares(algorithm, settings) or {}
+        return Arm(
+            self.algorithm, self.algorithm, {k: v for k, v in settings.items() if k not in slopes}, _tuned(study, **slopes), shares=shares
+        )
+
+
+@dataclass(frozen=True)
 class Study:
     """Everything that decides a result: written to config.json, and compared when a folder is continued."""
 
@@ -86,8 +107,23 @@ class Study:
     draw: int = 0
     """Which draw of the noise on each split: a study repeated with another says how much of its result is chance."""
 
+    own: tuple[Own, ...] | None = None
+    """Algorithms beside those of `methods`, by name or FILE.py:NAME."""
+
+    @property
+    def own_curves(self) -> list[str]:
+        return [one.algorithm for one in self.own or ()]
+
     def arms(self) -> list[Arm]:
-        return [arm for method in self.methods for arm in ARMS[method](self)]
+        return [arm for method in self.methods for arm in ARMS[method](self)] + [one.arm(self) for one in self.own or ()]
+
+    def beside(self, algorithms: Sequence[str], given: Mapping[str, str]) -> Study:
+        """The same study with curves of these algorithms too; of their settings those that are given are fixed."""
+        curves = tuple(name for name in algorithms if name in ARMS and name not in self.methods)
+        own = tuple(Own(name, dict(given), file_hash(name)) for name in algorithms if name not in ARMS)
+        study = replace(self, methods=self.methods + curves, own=own or None)
+        study.arms()  # what is wrong is said before anything is run
+        return study
 
     def participation(self, arm: Arm, silos: int, trial: int) -> Callable[[], Everyone]:
         if arm.curve == "balanced":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.lab.simulation import simulate
-from silodp.server.algorithms import ALGORITHMS
+from silodp.server.algorithms import find
 from silodp.server.federation import Everyone
 from silodp.server.output import output
 from silodp.server.paper import paper_multipliers
@@ -47,7 +47,7 @@ class Arm:
 
     curve: str
     algorithm: str
-    settings: dict[str, int]
+    settings: dict[str, Any]
     grid: dict[str, tuple[float, ...]]
     noise: str = "exact"
     """"exact" (calibrated), "paper" (the paper's constants) or "none"."""
@@ -58,7 +58,12 @@ class Arm:
     @property
     def key(self) -> str:
         share = [f"share={self.share}"] if self.share else []
-        return ",".join([self.curve, self.algorithm, *(f"{k}={v}" for k, v in sorted(self.settings.items())), *share])
+        return ",".join([self.curve, self.algorithm, *(f"{k}={v}" for k, v in sorted(self.columns.items())), *share])
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The settings as tables of results have always named them: local steps are `steps`."""
+        return {"steps" if name == "local_steps" else name: value for name, value in self.settings.items()}
 
     @property
     def share(self) -> str:
@@ -94,7 +99,7 @@ def run_arm(
     points = arm.points(epsilons)
     records = split.train.pooled() if arm.trust == "central" else split.train
     counts = records.counts
-    algorithm = ALGORITHMS[arm.algorithm]
+    algorithm = find(arm.algorithm)
     device = split.train.x.device
     columns = {name: torch.tensor([[p[name]] for p in points], device=device) for name in GRID if name in arm.grid}
     clip = columns.pop("clip")
@@ -119,7 +124,7 @@ def run_arm(
     claims = ledger.epsilon().max(1).tolist()
     for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
         yield {
-            "unit": arm.key, "curve": arm.curve, "trial": trial, "share": arm.share, **arm.settings, **point,
+            "unit": arm.key, "curve": arm.curve, "trial": trial, "share": arm.share, **arm.columns, **point,
             "train_loss": a if math.isfinite(a) else math.inf, "test_error": b, "spent_epsilon": spent,
         }  # fmt: skip
 
@@ -172,7 +177,7 @@ def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence
 # --- the store ------------------------------------------------------------------------------------------------------------------
 
 COLUMNS: tuple[str, ...] = (
-    "unit", "curve", "trial", "epsilon", "rounds", "phase", "local_steps", "share", "step", "clip", "slope", "momentum", "kappa",
+    "unit", "curve", "trial", "epsilon", "rounds", "phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa",
     "train_loss", "test_error", "spent_epsilon",
 )  # fmt: skip
 
@@ -194,7 +199,7 @@ class Store:
 
     def add(self, unit: str, trial: int, rows: Iterable[dict]) -> None:
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")  # a unit's name has all settings
             for row in [*rows, {"unit": unit, "curve": "done", "trial": trial, "spent_epsilon": 0}]:
                 writer.writerow(row)
                 self.rows.append({k: str(row.get(k, "")) for k in COLUMNS})

@@ -7,6 +7,10 @@ Axes are (B, ...): the records of S silos, one silo after the other.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,7 +24,7 @@ from silodp.engine.convolution import Parameters, by_kernel, max_pool
 from silodp.engine.ghost import Term
 from silodp.engine.model import AXES, Node, read
 from silodp.engine.rules import RULES, Part
-from silodp.engine.task import Needs, Task, chunks, needs, norms, scales
+from silodp.engine.task import Needs, Task, needs, norms, scales
 
 
 class Structured:
@@ -30,33 +34,76 @@ class Structured:
         return numbers(task.problem, task.x) is not None
 
     def needs(self, task: Task) -> Needs:
-        return needs(task, task.bytes(numbers(task.problem, task.x) or 1), task.chunk)
+        found = needs(task, task.bytes(numbers(task.problem, task.x) or 1), _share(task))
+        return found._replace(at_once=min(_threads(task) * found.at_once, task.x.shape[0] * task.x.shape[1]))
 
     def sum(self, task: Task) -> Tensor:
-        size, memory, root, task = self.needs(task).record, task.chunk, read(task.problem), task.laid_out()
+        size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)
+        work = _Work(task.laid_out())
+        jobs = [(run, s, n) for run in work.masks for s, n in _jobs(*work.order(run).shape, max(1, memory // size), threads, work.alone)]
+        if threads == 1 or len(jobs) < 2:
+            for job in jobs:
+                work.add(*job)
+            return work.out
+        # Silos side by side, each by one thread: the threads of one operation after the other would mostly wait for each other.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for done in [pool.submit(work.add, *job) for job in jobs]:
+                done.result()
+        torch.set_num_threads(threads)  # what the next thread to start would find, beside our own
+        return work.out
+
+
+def _threads(task: Task) -> int:
+    return torch.get_num_threads() if task.points[0].device.type == "cpu" else 1
+
+
+def _share(task: Task) -> int:
+    """Bytes for each thread's temporaries."""
+    return min(task.chunk, task.memory // _threads(task))
+
+
+def _jobs(silos: int, records: int, fit: int, threads: int, alone: bool) -> Iterator[tuple[slice, list[slice]]]:
+    """Silos that are done together, as many parts as keep all threads busy; and the records of each silo that are, where not all `fit`."""
+    parts = silos if alone else math.ceil(silos / max(1, fit // max(1, records)))
+    parts = min(silos, math.ceil(parts / threads) * threads)
+    step = max(1, math.ceil(records / math.ceil(max(1, records) / fit)))
+    for i in range(parts):
+        yield slice(i * silos // parts, (i + 1) * silos // parts), [slice(n, n + step) for n in range(0, records, step)]
+
+
+class _Work:
+    """A task that is laid out, and the sums (J, S, d) so far; threads add to the sums of different silos."""
+
+    def __init__(self, task: Task) -> None:
+        root = read(task.problem)
         assert root is not None
-        problem, points, (runs, silos, _) = task.problem, task.points, task.shape
-        out = points[0].new_zeros(runs, silos, problem.dim)
-        own, constants, together = points[0].shape[0] > 1, problem.constants(points[0]), several(problem, root)
-        drawn = task.weight.shape[1] > 1
-        for group in [range(j, j + 1) for j in range(runs)] if drawn else [range(runs)]:
-            mask = task.weight[:, group[0] if drawn else 0]
-            order = _first(mask)
-            for _, s, n in chunks((1, *order.shape), size, memory, memory):
-                for silo in [slice(i, i + 1) for i in range(silos)[s]] if own and not together else [s]:
-                    chosen = order[silo, n]
-                    rows = torch.arange(silos, device=mask.device)[silo, None]
-                    scale = mask[rows, chosen]
-                    absent = scale == 0
-                    x, y = (
-                        t[rows, chosen].masked_fill_(absent.view(*scale.shape, *(1,) * (t.dim() - 2)), 0).flatten(0, 1)
-                        for t in (task.x, task.y)
-                    )
-                    shared: dict[nn.Module, Tensor] = {}
-                    for j in group:
-                        here = [p[silo if own else slice(None), j].squeeze(0) for p in points]  # one point, or one for each silo
-                        _add(problem, parts(problem, root, here, constants, x, y, shared), scale, task.clips[j], out[j, silo])
-        return out
+        self.task, self.root, self.own = task, root, task.points[0].shape[0] > 1
+        self.alone = self.own and not several(task.problem, root)
+        self.constants = task.problem.constants(task.points[0])
+        self.out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
+        self.masks = range(task.weight.shape[1])
+
+    @functools.cache  # noqa: B019 (as long as the work)
+    def order(self, run: int) -> Tensor:
+        return _first(self.task.weight[:, run])
+
+    @torch.no_grad()
+    def add(self, run: int, silo: slice, pieces: list[slice]) -> None:
+        """Adds the clipped sums of some silos in the runs that have this mask: all, or one."""
+        task = self.task
+        mask, rows = task.weight[:, run], torch.arange(task.shape[1], device=task.weight.device)[silo, None]
+        for n in pieces:
+            chosen = self.order(run)[silo, n]
+            scale = mask[rows, chosen]
+            absent = scale == 0
+            x, y = (
+                t[rows, chosen].masked_fill_(absent.view(*scale.shape, *(1,) * (t.dim() - 2)), 0).flatten(0, 1) for t in (task.x, task.y)
+            )
+            shared: dict[nn.Module, Tensor] = {}
+            for j in [run] if len(self.masks) > 1 else range(task.shape[0]):
+                here = [p[silo if self.own else slice(None), j].squeeze(0) for p in task.points]  # one point, or one for each silo
+                found = parts(task.problem, self.root, here, self.constants, x, y, shared)
+                _add(task.problem, found, scale, task.clips[j], self.out[j, silo])
 
 
 def _first(mask: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from silodp.core.query import Query
 from silodp.core.sampling import Poisson
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.pages import export, runs
-from silodp.pages.report import claims_of, misses, report
+from silodp.pages.report import report
+from silodp.pages.trade_off import claims_of, misses
 from silodp.server.progress import Progress, measured
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records

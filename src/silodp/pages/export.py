@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from silodp.core.errors import BadInput
-from silodp.pages.runs import Run
+from silodp.pages.runs import Run, noise_share
 
 
 def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
@@ -15,11 +15,7 @@ def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
     for r in run.rounds:
         found = {f"budget/{name}": float(share) for name, share in r["used"].items()}
         if r.get("norm"):
-            found |= {
-                "release/norm": r["norm"],
-                "release/noise": r["noise"],
-                "release/noise_share": min(1.0, (r["noise"] / r["norm"]) ** 2),
-            }
+            found |= {"release/norm": r["norm"], "release/noise": r["noise"], "release/noise_share": noise_share(r)}
         yield r["question"], found
     for r in run.rows:
         if r["epsilon"]:

@@ -69,6 +69,11 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Markup:
     return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs if v not in (None, "")), class_="facts")
 
 
+def counts(pairs: Iterable[tuple[str, object]]) -> Markup:
+    """The numbers that one looks for first, large."""
+    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
+
+
 def section(name: str, title: str, *content: object) -> Markup:
     return tag("section", tag("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title")
 

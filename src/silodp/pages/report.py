@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any
 
+from silodp import __version__
 from silodp.core.figures import EARLY, shown
-from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
+from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.budgets import budgets, evaluations
 from silodp.pages.charts import Series, chart
-from silodp.pages.markup import Markup, document, facts, folded, section, sentence, table, tag, text
-from silodp.pages.runs import Run, Silo, fingerprint, readable
+from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
+from silodp.pages.runs import Run, Silo, fingerprint, noise_share, readable
+from silodp.pages.trade_off import trade_off
 from silodp.pages.unprotected import sentences
 
 KINDS = {
@@ -48,11 +48,7 @@ def title(run: Run) -> str:
     data = run.about.get("data") or run.about.get("dataset")
     if run.kind == "compare":
         return f"What privacy costs on {data}"
-    return (
-        f"{WORDS.get(run.algorithm, run.algorithm)} on {data}"
-        if data
-        else f"{WORDS.get(run.algorithm, run.algorithm)} over {_some(run.silos)}"
-    )
+    return f"{WORDS.get(run.algorithm, run.algorithm)} {f'on {data}' if data else f'over {_some(run.silos)}'}"
 
 
 def head(run: Run) -> Markup:
@@ -68,12 +64,10 @@ def lead(run: Run) -> str:
         return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
     most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
-    covered = "in training and its evaluations" if run.kind == "train" else "in this training run"
-    beside = (
-        ""
-        if run.kind == "train"
-        else " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
-    )
+    covered, beside = "in training and its evaluations", ""
+    if run.kind == "federation":
+        covered = "in this training run"
+        beside = " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
     early = "" if run.state == "finished" else f" {EARLY}"
     return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its records{_to_whom(run)}.{beside} {run.said}{early}"
 
@@ -93,22 +87,17 @@ def figures(run: Run) -> Markup:
     else:
         shares = [share for _, share in run.noise_shares]
         most = max(run.silos, key=lambda s: s.spent, default=None)
-        pairs = [
-            ("rounds", f"{run.done} of {run.total}"),
-            ("questions", f"{run.questions}"),
-            ("answers of silos", f"{run.answers}"),
-        ]
+        pairs = [("rounds", f"{run.done} of {run.total}"), ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")]
         if most:
             pairs.append((f"ε spent, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
         if most and most.evaluated:
             pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
         if shares:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
-        if "test_error" in run.summary:
-            pairs.append(("test error (not private)", f"{run.summary['test_error']:.1%}"))
-        if "test_loss" in run.summary:
-            pairs.append(("test loss (not private)", f"{run.summary['test_loss']:.4g}"))
-    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
+        for name, form in (("test_error", ".1%"), ("test_loss", ".4g")):
+            if name in run.summary:
+                pairs.append((f"{name.replace('_', ' ')} (not private)", format(run.summary[name], form)))
+    return counts(pairs)
 
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
@@ -154,19 +143,13 @@ def what(run: Run) -> Markup:
         (_get(s, "name"), _get(s, "records") or "?", *((rounded_up(s.epsilon, 6), rounded_up(s.delta)) if isinstance(s, Silo) else ()))
         for s in silos
     ]
-    columns = ("silo", "records", "ε", "δ")[: len(rows[0])] if rows else ()
-    listed = (
-        table("The silos, and the budget of each for this run" if run.silos else "The silos", columns, rows, numbers=(1, 2, 3))
-        if rows
-        else ""
-    )
-    about_noise = run.environment.get("noise")
-    ran = (
-        f"silodp {run.environment['silodp']}, torch {run.environment['torch']}, Python {run.environment['python']}. Noise: {about_noise}."
-        if about_noise
-        else ""
-    )
-    return section("what", "What was trained", facts(pairs), listed, tag("p", ran, class_="soft small") if ran else "")
+    caption, listed, ran = "The silos, and the budget of each for this run" if run.silos else "The silos", "", ""
+    if rows:
+        listed = table(caption, ("silo", "records", "ε", "δ")[: len(rows[0])], rows, numbers=(1, 2, 3))
+    if noise := run.environment.get("noise"):
+        versions = "silodp {silodp}, torch {torch}, Python {python}".format(**run.environment)
+        ran = tag("p", f"{versions}. Noise: {noise}.", class_="soft small")
+    return section("what", "What was trained", facts(pairs), listed, ran)
 
 
 # --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------
@@ -212,24 +195,11 @@ def errors(run: Run) -> Markup:
     rows = []
     for r in run.rows:
         more = r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
-        spent = (
-            "no bound"
-            if not r["spent_epsilon"]
-            else tag("b", shown(r["spent_epsilon"]), class_="alarm")
-            if more
-            else shown(r["spent_epsilon"])
-        )
-        settings = ", ".join(f"{k} {v:g}" for k, v in r["settings"].items())
-        rows.append(
-            (
-                curve_name(r["curve"]),
-                f"{r['epsilon']:g}" if r["epsilon"] else "∞",
-                f"{r['test_error']:.2%}",
-                f"{r['standard_error']:.2%}",
-                spent,
-                settings,
-            )
-        )
+        spent = shown(r["spent_epsilon"]) if r["spent_epsilon"] else "no bound"
+        rows.append((
+            curve_name(r["curve"]), f"{r['epsilon']:g}" if r["epsilon"] else "∞", f"{r['test_error']:.2%}", f"{r['standard_error']:.2%}",
+            tag("b", spent, class_="alarm") if more else spent, ", ".join(f"{k} {v:g}" for k, v in r["settings"].items()),
+        ))  # fmt: skip
     columns = ("curve", "ε claimed", "test error", "standard error", "ε spent", "settings that training loss chose")
     numbers = table("Every point of the figures", columns, rows, numbers=(1, 2, 3, 4))
     return section("error", "Error by epsilon", *drawn, numbers)
@@ -237,14 +207,10 @@ def errors(run: Run) -> Markup:
 
 def curve(run: Run) -> Markup:
     answered = [r for r in run.rounds if r.get("norm") is not None]
+    heading = "Training, and how much of it is noise"
     if not answered:
-        return section(
-            "curve",
-            "Training, and how much of it is noise",
-            tag(
-                "p", "No question has been answered yet." if run.rounds or run.state == "running" else "This folder has no progress.jsonl."
-            ),
-        )
+        why = "No question has been answered yet." if run.rounds or run.state == "running" else "This folder has no progress.jsonl."
+        return section("curve", heading, tag("p", why))
     at = [(r["question"] + 1, r) for r in answered]
     length = chart(
         "Length of the averaged release",
@@ -258,118 +224,19 @@ def curve(run: Run) -> Markup:
         [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)], across="question", up="share", percent=True, top=1.0,
     )  # fmt: skip
     rows = [
-        (r["question"] + 1, r["round"], r["kind"], f"{r['clip']:.4g}", f"{r['norm']:.4g}", f"{r['noise']:.4g}", f"{min(1, (r['noise'] / r['norm']) ** 2):.1%}" if r["norm"] else "",
+        (r["question"] + 1, r["round"], r["kind"], f"{r['clip']:.4g}", f"{r['norm']:.4g}", f"{r['noise']:.4g}", f"{noise_share(r):.1%}" if r["norm"] else "",
          f"{len(r['answered'])}", ", ".join(f"{n} {c}" for n, c in r["dropped"].items()) or "-")
         for _, r in at
     ]  # fmt: skip
     columns = ("question", "round", "kind", "clip", "norm", "noise", "noise's share", "answers", "without")
     numbers = table("Every question", columns, rows, numbers=(0, 1, 3, 4, 5, 6, 7))
-    local = any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered)
-    note = (
-        tag("p", "The noise of local steps is added up as if gradient and constraint did not bend it.", class_="soft small")
-        if local
-        else ""
-    )
-    return section(
-        "curve", "Training, and how much of it is noise", length, share, note, folded("questions", "Every question in numbers", numbers)
-    )
+    note = ""
+    if any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered):
+        note = tag("p", "The noise of local steps is added up as if gradient and constraint did not bend it.", class_="soft small")
+    return section("curve", heading, length, share, note, folded("questions", "Every question in numbers", numbers))
 
 
-# --- 3: the trade-off -------------------------------------------------------------------------------------------------------------
-
-
-def misses(mu: float, alarms: float) -> float:
-    """The least type II error of any test at this type I error, if a release is mu-GDP."""
-    normal = NormalDist()
-    return normal.cdf(normal.inv_cdf(1 - alarms) - mu)
-
-
-def floor(epsilon: float, delta: float, alarms: float) -> float:
-    """The least type II error of any test at this type I error, if nothing but (epsilon, delta) is known of the releases."""
-    steep = math.exp(min(epsilon, 700.0))
-    return max(0.0, 1 - delta - steep * alarms, math.exp(-epsilon) * (1 - delta - alarms))
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What an attacker on some silos is up against: (epsilon, delta), and a whole Gaussian curve where releases are Gaussian."""
-
-    name: str
-    epsilon: float
-    delta: float
-    gaussian: bool
-
-    @property
-    def mu(self) -> float:
-        return gdp_mu(Budget(self.epsilon, self.delta))
-
-    @property
-    def said(self) -> str:
-        return f"μ = {shown(self.mu)}" if self.gaussian else f"ε = {shown(self.epsilon)}, δ = {rounded_up(self.delta)}"
-
-    def misses(self, alarms: float) -> float:
-        return misses(self.mu, alarms) if self.gaussian else floor(self.epsilon, self.delta, alarms)
-
-    def curve(self) -> list[tuple[float, float]]:
-        """Points to join by lines; of (epsilon, delta) alone these are the corners, so that no line is above what follows from it."""
-        if not self.gaussian:
-            corner = (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
-            return [(0.0, 1 - self.delta), (corner, corner), (1 - self.delta, 0.0), (1.0, 0.0)]
-        inner, ends = [i / 100 for i in range(1, 100)], [1e-6, 1e-4, 1e-3, 4e-3]
-        return [(0.0, 1.0), *((a, self.misses(a)) for a in (*ends, *inner, *(1 - e for e in reversed(ends)))), (1.0, 0.0)]
-
-
-def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
-    claims = claims_of(run)
-    if not claims:
-        return section("trade-off", "What an attacker can tell", tag("p", "Nothing has been spent yet."))
-    lines = [Series(claim.name, claim.curve(), i % 7) for i, claim in enumerate(claims)]
-    lines.append(Series("guessing blindly", [(0.0, 1.0), (1.0, 0.0)], 7, "dot"))
-    said = "An attacker with everything that left a silo asks whether one record was replaced. No test of it comes below its curve."
-    if not all(claim.gaussian for claim in claims):
-        said += (
-            " Where releases are not all Gaussian on full or disjoint batches, the curve is what ε and δ alone imply: "
-            "at a false alarms at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a)) misses."
-        )
-    drawn = chart("Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, square=True)
-    rows = [(c.name, c.said, *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5))) for c in claims]
-    table_ = table("The same in numbers", ("spend", "known of it", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
-    return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), _audited(run, audit))
-
-
-def claims_of(run: Run) -> list[Claim]:
-    """One claim for silos that differ little, at the most that any of them has spent."""
-    if run.kind == "compare":
-        n = min((s["records"] for s in run.about.get("silos", ())), default=0)
-        return [Claim(f"ε = {e:g}", e, 1 / n**2, run.gaussian) for e in run.about.get("epsilons", ())] if n > 1 else []
-    groups: dict[str, list[Claim]] = {}
-    for s in run.silos:
-        if s.spent > 0:
-            claim = Claim(s.name, *s.together, s.gaussian)
-            groups.setdefault(f"{claim.mu:.2g}" if s.gaussian else f"{claim.epsilon:.2g} {claim.delta:.2g}", []).append(claim)
-    found = []
-    for mine in groups.values():
-        name = ", ".join(c.name for c in mine[:3]) + (f" and {len(mine) - 3} more" if len(mine) > 3 else "")
-        worst = max(mine, key=lambda c: c.mu if c.gaussian else c.epsilon)
-        found.append(replace(worst, name=name, delta=worst.delta if worst.gaussian else max(c.delta for c in mine)))
-    return sorted(found, key=lambda c: c.misses(0.05), reverse=True)
-
-
-def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
-    if not audit:
-        words = "No audit lies beside this run. `silodp audit` attacks the code that ran; give its folder with `--audit`."
-        return tag("p", sentence(words), class_="soft small")
-    mine = [row for row in audit if row["algorithm"] == run.algorithm] or list(audit)
-    rows = [
-        (row["algorithm"], row.get("gate", "simulated"), f"{row['claimed_epsilon']:g}", f"{row['empirical_epsilon']:.3f}", f"{row['lower_bound']:.3f}",
-         tag("b", "REFUTED", class_="alarm") if row["alarm"] else "not refuted")
-        for row in mine
-    ]  # fmt: skip
-    columns = ("attack on", "gate", "ε claimed", "ε that the attack found", "at least, at 95 %", "claim")
-    return table("The audit: what attacks on the shipped code have found, at claims of its own", columns, rows, numbers=(2, 3, 4))
-
-
-# --- 4 and 5: what was not protected, and who has read it -------------------------------------------------------------------------
+# --- 3 and 4: what was not protected, and who has read it -------------------------------------------------------------------------
 
 
 def not_protected(run: Run) -> Markup:
@@ -387,16 +254,9 @@ def signature(run: Run, when: str) -> Markup:
     rows = [(name, tag("span", value, class_="hash")) for name, value in pairs if value]
     lines = tag("div", *(tag("div", name) for name in ("Name and role", "Signature", "Place and date")), class_="sign")
     how = "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in the order of their names, drawings and pages left out."
-    made = f"Made on {when} by silodp {version('silodp')}."
+    made = tag("p", sentence(f"{how} Made on {when} by silodp {__version__}."), class_="soft small")
     read = tag("p", "I have read what was trained, what it has cost and what was not protected.")
-    return section(
-        "signature",
-        "Signed",
-        table("What this page is about", ("what", "value"), rows, hide=True),
-        tag("p", sentence(f"{how} {made}"), class_="soft small"),
-        read,
-        lines,
-    )
+    return section("signature", "Signed", table("What this page is about", ("what", "value"), rows, hide=True), made, read, lines)
 
 
 def _some(silos: Sequence[Any]) -> str:

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
@@ -114,7 +114,12 @@ class Run:
     @property
     def noise_shares(self) -> list[tuple[int, float]]:
         """(question, share of the squared length of the averaged release that its noise is expected to have)."""
-        return [(r["question"], min(1.0, (r["noise"] / r["norm"]) ** 2)) for r in self.rounds if r.get("norm")]
+        return [(r["question"], noise_share(r)) for r in self.rounds if r.get("norm")]
+
+
+def noise_share(question: dict[str, Any]) -> float:
+    """Of a question with an answer: the share of its squared length that noise is expected to have."""
+    return min(1.0, (question["noise"] / question["norm"]) ** 2)
 
 
 def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
@@ -294,7 +299,7 @@ def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used:
 # --- files that are being written -------------------------------------------------------------------------------------------------
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> io.BufferedReader:
     """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):

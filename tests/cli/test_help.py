@@ -7,8 +7,9 @@ import click
 import pytest
 import typer
 from packaging.version import Version
+from typer.testing import CliRunner
 
-from silodp.cli.app import app
+from silodp.cli.app import Silodp, app
 
 
 def commands(group, path=("silodp",)):
@@ -38,3 +39,26 @@ def test_a_command_explains_itself(name):
         if parameter.name == "help" or (LOST and isinstance(parameter, click.Argument)):
             continue
         assert len(getattr(parameter, "help", None) or "") >= 2, f"{name}: {parameter.opts[0]} has no help"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_speaks_to_machines_too(name):
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert "--json" in options, f"{name} has no --json"
+
+
+def test_the_list_of_commands_is_in_panels_and_says_of_each_what_it_is():
+    panels = {}
+    for listed in Silodp.listed:
+        panels.setdefault(listed.panel, []).append(listed.name)
+        assert listed.says.endswith(".")
+        assert len(listed.says) <= 66, f"{listed.name}: on a narrow terminal this is more than a line"
+    assert [*panels] == ["Start", "Choose", "Deploy", "Research"]
+    assert panels["Start"][:3] == ["init", "train", "evaluate"]
+
+
+@pytest.mark.parametrize("words", [["-h"], ["train", "-h"], ["silo", "-h"], ["silo", "serve", "-h"], ["federation", "run", "-h"]])
+def test_help_comes_by_the_short_option_everywhere(words):
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, "Usage:" in done.stdout) == (0, True)
+    assert "--install-completion" not in done.stdout or words == ["-h"]

@@ -184,23 +184,26 @@ def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
 
 
 @federation.command()
-def down(folder: Folder = Path("federation")) -> None:
+def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """Stop every process of the federation; ledgers, keys and runs stay.
 
     Example: `silodp federation down`
     """
     load_state(folder)
     left = stop_all(folder.resolve())
+    if as_json:
+        return console.dump({"stopped": not left, "still_running": left})
     out.print("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
 
 
 @federation.command()
-def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which stays with the server.")]) -> None:
+def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which stays with the server.")], as_json: Json = False) -> None:
     """Make the key with which a server signs its queries, and print its public half for the silos' policies.
 
     Example: `silodp federation key asker.key`
     """
-    print(new_key(path).public_key().public_bytes_raw().hex())
+    public = new_key(path).public_key().public_bytes_raw().hex()
+    console.dump({"key": public}) if as_json else print(public)
 
 
 def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None) -> dict[str, Path]:

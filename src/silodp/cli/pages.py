@@ -13,6 +13,7 @@ import typer
 
 from silodp.cli.console import Json, dump, say
 from silodp.core.errors import BadInput
+from silodp.host.atomic import write, write_new
 
 MARK = b": report</title><style>"
 """By which a page is known for a report."""
@@ -63,13 +64,7 @@ def _put(page: Path, text: str) -> None:
     """The page takes the place of an earlier one; a link that came with the folder is neither followed nor written through."""
     if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
         raise BadInput(f"{page} is there and is no plain file; remove it, or choose another with --out")
-    part = page.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, page)
-    finally:
-        part.unlink(missing_ok=True)
+    write(page, text, mode=0o666)
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -139,8 +134,7 @@ def _token(path: Path | None, *, quiet: bool = False) -> str | None:
         return None
     try:
         if not path.exists():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
+            write_new(path, secrets.token_urlsafe(32) + "\n")
             if not quiet:
                 say(f"Wrote a new token to {path}.")
         if path.stat().st_mode & 0o077:

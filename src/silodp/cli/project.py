@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +13,7 @@ import typer
 from silodp.cli.console import Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import TYPES
+from silodp.host.atomic import new_files
 
 FILE = "silodp.toml"
 PATHS = ("schema", "silo", "test", "model")
@@ -216,7 +215,8 @@ def init(
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
     if word == "model.py:build":
         files["model.py"] = MODEL
-    _write(folder, files)
+    with new_files(folder, files, mode=0o700):
+        pass
     if as_json:
         return dump({"folder": str(folder), "files": sorted(files), "draft": not demo, "columns_left_out": left_out})
     if left_out:
@@ -276,17 +276,3 @@ def _readme(word: str, demo: bool) -> str:
     own = "`model.py` has the model, in plain PyTorch." if word == "model.py:build" else f"The model is `{word}`, by name."
     todo = "" if demo else " **Fill it in first, from public knowledge.**"
     return README.format(model=own, word=word, todo=todo, data=MADE_UP if demo else "")
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    with ExitStack() as undo:
-        try:
-            for name, text in files.items():
-                path = folder / name
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
-                    undo.callback(path.unlink)
-                    file.write(text)
-        except OSError as error:
-            raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
-        undo.pop_all()

@@ -6,23 +6,19 @@ keys could hand out its own.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from silodp.cli import console
+from silodp.cli.console import Json, dump, group, say
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded
 
-shuffler = console.group("The shuffler: adds the silos' counts and passes on totals.")
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+shuffler = group("The shuffler: adds the silos' counts and passes on totals.")
 
 SettingsFile = Annotated[Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 
 
 @shuffler.command()
@@ -43,20 +39,20 @@ def init(
 
     card = provision(folder, askers=asker, members=member or (), largest=largest)
     if as_json:
-        print(json.dumps(card))
-        return
-    out.print(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
-    out.print(f"Silos seal their counts for {card['seal']}; give it to each of them yourself, not through the server.")
-    out.print(f"The server knows your totals by {card['sign']}; both keys are in {folder / 'shuffler.json'}.")
+        return dump(card)
+    say(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
+    say(f"Silos seal their counts for {card['seal']}; give it to each of them yourself, not through the server.")
+    say(f"The server knows your totals by {card['sign']}; both keys are in {folder / 'shuffler.json'}.")
     if not member:
-        out.print(f"It has no member yet: silodp shuffler enrol {folder / 'shuffler.toml'} PSEUDONYM ...")
-    out.print(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
+        say(f"It has no member yet: silodp shuffler enrol {folder / 'shuffler.toml'} PSEUDONYM ...")
+    say(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
 
 
 @shuffler.command(name="enrol")
 def enrol_members(
     settings: SettingsFile,
     member: Annotated[list[str], typer.Argument(help="Pseudonyms, as the silos themselves have given them to you.", show_default=False)],
+    as_json: Json = False,
 ) -> None:
     """Add members to the roster, before the shuffler starts.
 
@@ -64,19 +60,24 @@ def enrol_members(
     """
     from silodp.shuffler.provision import enrol
 
-    out.print(f"The roster has {enrol(settings, member)} members.")
+    members = enrol(settings, member)
+    dump({"members": members}) if as_json else say(f"The roster has {members} members.")
 
 
 @shuffler.command()
-def serve(settings: SettingsFile) -> None:
+def serve(settings: SettingsFile, as_json: Json = False) -> None:
     """Pass on totals at the socket of the settings until SIGTERM.
 
     Example: `silodp shuffler serve mixer/shuffler.toml`
     """
     from silodp.shuffler import daemon
+    from silodp.shuffler.settings import Settings
+
+    def told(found: Settings) -> None:
+        dump({"socket": found.socket}) if as_json else print(f"the shuffler answers at {found.socket}", flush=True)
 
     with guarded() as stop:
-        daemon.serve(settings, stop, lambda found: print(f"the shuffler answers at {found.socket}", flush=True))
+        daemon.serve(settings, stop, told)
 
 
 @shuffler.command()
@@ -100,9 +101,8 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
         "declined": declined, "seal": seal, "sign": sign,
     }  # fmt: skip
     if as_json:
-        print(json.dumps(told))
-        return
-    out.print(f"The shuffler {f'runs, and answers at {found.socket}' if runs else 'does not run'}; it has {len(found.roster)} members.")
+        return dump(told)
+    say(f"The shuffler {f'runs, and answers at {found.socket}' if runs else 'does not run'}; it has {len(found.roster)} members.")
     said = ", ".join(f"{code} {times}" for code, times in declined.items()) or "none"
-    out.print(f"Rounds passed on: {passed}; repeated {told['repeated']}; declined: {said}.")
-    out.print(f"Silos seal for {seal}; totals are signed by {sign}.")
+    say(f"Rounds passed on: {passed}; repeated {told['repeated']}; declined: {said}.")
+    say(f"Silos seal for {seal}; totals are signed by {sign}.")

@@ -5,15 +5,13 @@ What is printed here, and what `silo.json` hands to the server's operator, holds
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from silodp.cli import console
+from silodp.cli.console import Json, dump, group, say
 from silodp.core.errors import BadInput
 from silodp.host.lock import running
 from silodp.host.log import tally
@@ -21,13 +19,11 @@ from silodp.host.process import guarded, leave_no_core
 from silodp.silo.service.provision import provision
 
 if TYPE_CHECKING:
-    pass
+    from silodp.silo.service.policy import Place, Policy
 
-silo = console.group("One silo's gate: make it, run it, look at it.")
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+silo = group("One silo's gate: make it, run it, look at it.")
 
 PolicyFile = Annotated[Path, typer.Argument(help="The silo's policy.toml.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")]
 
 
 @silo.command()
@@ -73,62 +69,60 @@ def init(
         contributions=contributions, colluding=colluding,
     )  # fmt: skip
     if as_json:
-        print(json.dumps(asdict(made)))
-        return
-    out.print(f"{made.name}: {made.records} records, {len(made.features)} features, a model of {made.parameters} parameters.")
+        return dump(asdict(made))
+    say(f"{made.name}: {made.records} records, {len(made.features)} features, a model of {made.parameters} parameters.")
     for sentence in made.findings:
-        out.print(f"- {sentence}")
-    out.print(
-        f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it."
-    )
-    out.print(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
+        say(f"- {sentence}")
+    say(f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it.")
+    say(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
     if made.pseudonym:
-        out.print(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
+        say(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
         if not colluding:
-            out.print(
-                "colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest."
-            )
-    out.print(f"Then start the gate: silodp silo serve {made.policy}")
+            say("colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest.")
+    say(f"Then start the gate: silodp silo serve {made.policy}")
 
 
 @silo.command()
-def serve(policy: PolicyFile) -> None:
+def serve(policy: PolicyFile, as_json: Json = False) -> None:
     """Answer queries on the policy's socket until SIGTERM.
 
     Example: `silodp silo serve clinic/policy.toml`
     """
     from silodp.silo.service import daemon
 
+    def told(rules: Policy, place: Place) -> None:
+        line = f"{rules.silo} answers at {place.socket}"
+        dump({"silo": rules.silo, "socket": place.socket}) if as_json else print(line, flush=True)
+
     with guarded() as stop:
-        daemon.serve(policy, stop, lambda rules, place: print(f"{rules.silo} answers at {place.socket}", flush=True))
+        daemon.serve(policy, stop, told)
 
 
 @silo.command()
-def pause(policy: PolicyFile) -> None:
+def pause(policy: PolicyFile, as_json: Json = False) -> None:
     """Refuse every query from now on, also after a restart, until `silodp silo resume`.
 
     Example: `silodp silo pause clinic/policy.toml`
     """
-    from silodp.silo.service.pause import set_paused
-    from silodp.silo.service.policy import Policy
-
-    Policy.load(policy)
-    set_paused(policy, True)
-    out.print("The gate is paused; an answer that is being computed is finished.")
+    _set_paused(policy, True, "The gate is paused; an answer that is being computed is finished.", as_json)
 
 
 @silo.command()
-def resume(policy: PolicyFile) -> None:
+def resume(policy: PolicyFile, as_json: Json = False) -> None:
     """Answer again after a pause.
 
     Example: `silodp silo resume clinic/policy.toml`
     """
+    _set_paused(policy, False, "The gate answers again.", as_json)
+
+
+def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
     from silodp.silo.service.pause import set_paused
     from silodp.silo.service.policy import Policy
 
-    Policy.load(policy)
-    set_paused(policy, False)
-    out.print("The gate answers again.")
+    rules = Policy.load(policy)
+    set_paused(policy, wanted)
+    dump({"silo": rules.silo, "paused": wanted}) if as_json else say(said)
 
 
 @silo.command()
@@ -156,23 +150,22 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
         "count": count, "head": head, "expires": rules.expires.isoformat(),
     }  # fmt: skip
     if as_json:
-        print(json.dumps(found))
-        return
-    out.print(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
+        return dump(found)
+    say(f"{rules.silo}: the gate {f'runs, and answers at {place.socket}' if runs else 'does not run'}.")
     if found["paused"]:
-        out.print("It is paused, and refuses every query; `silodp silo resume` ends that.")
-    out.print(
+        say("It is paused, and refuses every query; `silodp silo resume` ends that.")
+    say(
         f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is spent{' against the server' if opened.settings.rule.name == 'totals' else ''}; "
         f"{left_of(found['used'])} of the budget is left."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
-    out.print(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
+    say(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
     if rules.answer_after:
-        out.print(
+        say(
             f"Replies are sent after {rules.answer_after:g} seconds; {found['late']} took longer, and their times could tell something"
             f"{': set answer_after higher' if found['late'] else ''}."
         )
     else:
-        out.print("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
-    out.print(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")
+        say("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
+    say(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")

@@ -25,7 +25,7 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 
 OURS = ("config.json", "run.json", "spent.json")
-DRAWN = (".png", ".svg", ".html", ".part")
+DRAWN = (".png", ".svg", ".html", ".part", ".new")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from silodp.host import log
 from silodp.host.listener import LINE_CODES
 from silodp.host.lock import running
 from silodp.pages.charts import legend, spent_bar
-from silodp.pages.markup import Markup, facts, join, section, table, tag
+from silodp.pages.markup import Markup, counts, facts, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, screen
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.view import queries_of, said_of, summary_of
@@ -124,7 +124,7 @@ class GatePage:
         return join(
             [
                 tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
-                tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in numbers), class_="figures"),
+                counts(numbers),
                 tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
                 tag("figure", said, spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else ""),
             ]

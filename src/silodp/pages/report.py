@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from statistics import median
 from typing import Any
 
-from silodp import __version__
 from silodp.core.figures import EARLY, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.budgets import budgets, evaluations
@@ -254,7 +254,7 @@ def signature(run: Run, when: str) -> Markup:
     rows = [(name, tag("span", value, class_="hash")) for name, value in pairs if value]
     lines = tag("div", *(tag("div", name) for name in ("Name and role", "Signature", "Place and date")), class_="sign")
     how = "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in the order of their names, drawings and pages left out."
-    made = tag("p", sentence(f"{how} Made on {when} by silodp {__version__}."), class_="soft small")
+    made = tag("p", sentence(f"{how} Made on {when} by silodp {version('silodp')}."), class_="soft small")
     read = tag("p", "I have read what was trained, what it has cost and what was not protected.")
     return section("signature", "Signed", table("What this page is about", ("what", "value"), rows, hide=True), made, read, lines)
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+
+from silodp.core.errors import Refused
+from silodp.core.fields import INTEGER, REAL
 from silodp.core.numbers import Number
 from silodp.core.sampling import Sampling
 
@@ -17,6 +24,35 @@ class Event:
     noise_multiplier: Number
     count: Any = 1
     """An int; in a committed schedule of several silos, an array with one for each."""
+    wire: ClassVar[dict[str, str]] = {"noise_multiplier": REAL}
+    total: ClassVar[bool] = False
+    """Whether the answer is for a shuffler, who adds it to others' under the noise of all."""
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity."""
+        return float(self.noise_multiplier)
+
+    def of(self, silo: int) -> Event:
+        """The event at the noise of this silo, in one run."""
+        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
+        return replace(self, noise_multiplier=float(known if known.ndim == 0 else known.flatten()[silo if known.numel() > 1 else 0]))
+
+    def alone(self, own: int | None) -> Event:
+        """What somebody learns who sees the silo's own answer: the same."""
+        return self
+
+    def single(self) -> Event:
+        """The event in plain numbers, as one data set's ledger takes it; Refused where it is of several, or senseless."""
+        try:
+            multiplier, count = np.asarray(self.noise_multiplier, dtype=np.float64), operator.index(self.count)
+        except (TypeError, ValueError):
+            raise Refused("noise") from None
+        if multiplier.size != 1:
+            raise Refused("shape")
+        if not (count >= 1 and 0 <= multiplier.item() < math.inf):  # a negative count would pay the budget back
+            raise Refused("noise")
+        return replace(self, noise_multiplier=multiplier.item(), count=count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,3 +70,28 @@ class TotalEvent:
     contributions: int
     dimension: int
     count: int = 1
+    wire: ClassVar[dict[str, str]] = {
+        "levels": INTEGER, "noise_bits": INTEGER, "p": REAL, "contributions": INTEGER, "dimension": INTEGER
+    }  # fmt: skip
+    total: ClassVar[bool] = True
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity, of all the contributions that the query counts on."""
+        return math.sqrt(self.contributions * self.noise_bits * self.p * (1 - self.p)) / self.levels
+
+    def of(self, silo: int) -> TotalEvent:
+        levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
+        return replace(self, levels=levels, noise_bits=bits)
+
+    def alone(self, own: int | None) -> TotalEvent:
+        """What somebody learns who sees the silo's own counts: they are under the noise of its `own` records alone."""
+        return self if own is None else replace(self, contributions=own)
+
+    def single(self) -> TotalEvent:
+        if not all(type(n) is int and n >= 1 for n in (self.levels, self.noise_bits, self.contributions, self.dimension, self.count)):
+            raise Refused("noise")
+        return self
+
+
+EVENTS: tuple[type[Event] | type[TotalEvent], ...] = (Event, TotalEvent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Mechanism, Shuffled
+from silodp.core.mechanisms import Mechanism
 from silodp.core.statistics import Statistic
 
 
@@ -24,9 +24,7 @@ class Query:
 
     def event(self) -> Event | TotalEvent:
         """What an answer costs, known before any record is looked at."""
-        if isinstance(self.mechanism, Shuffled):
-            return self.mechanism.event(self.statistic.releases, self.statistic.shape[-1])
-        return self.mechanism.event(self.statistic.releases)
+        return self.mechanism.event(self.statistic.releases, self.statistic.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from silodp.core.mechanisms import Mechanism, Shuffled
+from silodp.core.mechanisms import Mechanism
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query, Release
 from silodp.core.sampling import Sampling
@@ -33,7 +33,7 @@ def simulate(
 ) -> tuple[Federation, MemoryLedger]:
     """A federation over these records whose gate charges each run and silo by the plan's rule and budgets. Silos count alike."""
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
-    totals = any(isinstance(m, Shuffled) for m in plan.mechanisms.values())
+    totals = any(m.total for m in plan.mechanisms.values())
     weights = Weights("records" if totals else "equal", records.counts)
     trust, who = "shuffle" if totals else "isrl", participation or Everyone(len(records))
     return connect(trust, problem, records, ledger, seeds, who, weights), ledger
@@ -107,7 +107,6 @@ class Curated(Federation):
 
 def asked_by(mechanism: Mechanism) -> dict[str, object]:
     """What a transcript says of a release's noise."""
-    if isinstance(mechanism, Shuffled):
-        numbers = {name: torch.as_tensor(getattr(mechanism, name)).flatten().tolist() for name in ("levels", "noise_bits")}
-        return numbers | {"p": mechanism.p, "contributions": mechanism.contributions}
-    return {"noise_multiplier": torch.as_tensor(mechanism.noise_multiplier).flatten().tolist()}
+    event = mechanism.event()
+    noise = {name: getattr(event, name) for name in event.wire if name != "dimension"}
+    return {n: v if n in ("p", "contributions") else torch.as_tensor(v).flatten().tolist() for n, v in noise.items()}

@@ -25,8 +25,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Shuffled
-from silodp.core.privacy.accounting import bucket_of
 from silodp.core.problem.losses import Loss
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
@@ -227,9 +225,9 @@ class _Run:
         row = {"release": name, "kind": mechanism.kind, "statistic": type(query.statistic).__name__, "silos": list(asked)}
         self.rounds.append(row | {"clip": float(torch.as_tensor(mechanism.clip).max())} | asked_by(mechanism))
         self.values[name] = answer.value[0].contiguous()
-        if isinstance(mechanism, Shuffled):
+        if mechanism.total:
             for i in answer.silos:
-                self._totals[i].add(bucket_of(mechanism.sampling), query.event(), self.records.counts[i])  # type: ignore[arg-type]
+                self._totals[i].add(mechanism.sampling.bucket, query.event(), self.records.counts[i])  # type: ignore[arg-type]
             records = mechanism.contributed(self.records.counts[i] for i in answer.silos)
             line = measured_total(query, answer.value[:, 0], records, [names[i] for i in answer.silos])
         elif trust == "central":

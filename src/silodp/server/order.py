@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silodp.core.errors import BadInput
-from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
+from silodp.core.sampling import Sampling
 
 if TYPE_CHECKING:  # the command line reads the defaults below before it knows whether it needs an accountant
     from silodp.core.privacy.accounting import Budget
@@ -178,7 +178,7 @@ def budgets_of(order: Order, names: Sequence[str], counts: Sequence[int], sampli
     promised = targets(order, names, counts)
     if not order.user_level:
         return promised
-    gaussian = all(isinstance(sampling, FullBatch | DisjointBatches) for sampling in samplings.values())
+    gaussian = not any(sampling.sampled for sampling in samplings.values())
     return [record_budget_for_user(budget, n, gaussian=gaussian) for budget, n in zip(promised, counts, strict=True)]
 
 

@@ -109,9 +109,7 @@ class Plan:
         buckets: dict[str, np.ndarray] = {}
         for asked in self.asked:
             event, mechanism = asked.event, self.mechanisms[asked.kind]
-            if isinstance(event, Event) and isinstance(mechanism, Gaussian):
-                event = replace(event, noise_multiplier=mechanism.noise_multiplier)
-            key, price = self.rule.price(event, np.asarray(self.counts))
+            key, price = self.rule.price(mechanism.noisy(event), np.asarray(self.counts))
             answers = np.isin(np.arange(len(self.counts)), asked.silos)
             buckets[key] = buckets.get(key, 0.0) + np.where(answers, price, 0.0)
         return buckets
@@ -202,7 +200,7 @@ def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, 
     def total(events: Sequence[tuple[Event | TotalEvent, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
-            batch = event.sampling if isinstance(event.sampling, DisjointBatches) else FullBatch()
+            batch = FullBatch() if event.sampling.sampled else event.sampling
             key, price = gdp.price(Event(batch, weight, event.count), np.zeros(()))
             buckets[key] = buckets.get(key, np.zeros(())) + price
         return float(gdp.total(buckets))

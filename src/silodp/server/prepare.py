@@ -17,7 +17,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
-from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
+from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.theory import isrl as theory
 from silodp.core.weights import Weights
 from silodp.server.algorithms import Algorithm, find
@@ -150,7 +150,7 @@ def _totals(
     """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
     if "local_steps" in algorithm.settings:
         raise BadInput(f"{algorithm.name} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
-    if not all(isinstance(sampling, FullBatch | DisjointBatches) for sampling in samplings.values()):
+    if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(f"sampling {order.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust shuffle")
     if scaled is not None:
         raise BadInput("features are not scaled through a shuffler; give --schema, --scale none, or a file of public ranges with --scale")

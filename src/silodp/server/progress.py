@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.shuffle import Parameters, variance
-from silodp.core.mechanisms.totals import analysed
+from silodp.core.mechanisms.totals import analysed, as_total
 from silodp.core.query import Query
-from silodp.core.statistics import LocalSteps
 
 NAME = "progress.jsonl"
 
@@ -36,12 +34,8 @@ def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequenc
     prox operator did not bend them: step x std x sqrt(steps x d).
     """
     statistic, mechanism = query.statistic, query.mechanism
-    assert isinstance(mechanism, Gaussian)
-    multipliers = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).flatten().tolist()
-    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1])
-    if isinstance(statistic, LocalSteps):
-        grown *= float(torch.as_tensor(statistic.step).max()) * math.sqrt(statistic.steps)
-    own = [multipliers[i] if len(multipliers) > 1 else multipliers[0] for i in silos]
+    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1]) * statistic.gain
+    own = [mechanism.of(i).event().multiplier for i in silos]
     noises = [m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown for m, i in zip(own, silos, strict=True)]
     norms = values.double().norm(dim=-1).tolist()
     return {
@@ -54,8 +48,7 @@ def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequenc
 
 def measured_total(query: Query, total: Tensor, records: int, names: Sequence[str]) -> dict[str, Any]:
     """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo anything but that it is in it."""
-    mechanism, dimension = query.mechanism, int(total.shape[-1])
-    assert isinstance(mechanism, Shuffled)
+    mechanism, dimension = as_total(query.mechanism), int(total.shape[-1])
     clip, levels, bits = (torch.as_tensor(v).double().max().item() for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits))
     spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip).item()
     return {

@@ -12,15 +12,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
@@ -46,32 +45,14 @@ def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | TotalEvent], .
     for asked in plan.asked:
         if silo in asked.silos:
             event = _own(plan, asked.kind, asked.event, silo)
-            noise = (
-                (event.noise_multiplier,)
-                if isinstance(event, Event)
-                else (event.levels, event.noise_bits, event.contributions, event.dimension)
-            )
-            key = asked.kind, event.sampling, noise
+            key = asked.kind, event.sampling, tuple(getattr(event, name) for name in event.wire)
             merged[key] = event, merged[key][1] + event.count if key in merged else event.count
-    found = []
-    for (kind, _, _), (event, count) in merged.items():
-        found.append((kind, Event(event.sampling, event.noise_multiplier, count) if isinstance(event, Event) else _counted(event, count)))
-    return tuple(found)
+    return tuple((kind, replace(event, count=count)) for (kind, _, _), (event, count) in merged.items())
 
 
 def _own(plan: Plan, kind: str, event: Event | TotalEvent, silo: int) -> Event | TotalEvent:
     """The event at the noise that this silo is asked with."""
-    if isinstance(event, TotalEvent):
-        levels, bits = (int(torch.as_tensor(v).item()) for v in (event.levels, event.noise_bits))
-        return TotalEvent(event.sampling, levels, bits, event.p, event.contributions, event.dimension, event.count)
-    mechanism = plan.mechanisms[kind]
-    assert isinstance(mechanism, Gaussian)
-    multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
-    return Event(event.sampling, float(multiplier if multiplier.ndim == 0 else multiplier[0, silo]), int(np.asarray(event.count)))
-
-
-def _counted(event: TotalEvent, count: int) -> TotalEvent:
-    return TotalEvent(event.sampling, event.levels, event.noise_bits, event.p, event.contributions, event.dimension, count)
+    return replace(plan.mechanisms[kind].noisy(event).of(silo), count=int(np.asarray(event.count)))
 
 
 class Holds:

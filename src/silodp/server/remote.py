@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
@@ -156,11 +155,7 @@ class Remote:
         return encode_query(self._envelope(query, silo), self._key)
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
-        assert isinstance(query.mechanism, Gaussian)
-        multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64)
-        own = float(multiplier if multiplier.ndim == 0 else multiplier[0, silo])
-        asked = Query(query.statistic, replace(query.mechanism, noise_multiplier=own))
-        return self._addressed(asked, silo)
+        return self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo)
 
     def _addressed(self, asked: Query, silo: int, round: str = "") -> Envelope:
         card = self._cards[silo]

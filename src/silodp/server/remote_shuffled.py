@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Shuffled
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
@@ -107,12 +107,11 @@ class ShuffledRemote(Remote):
                 return sealed, dropped, outcome
         answers, replies, dropped = self._live(query, asked, frames)
         sealed = {name: answer for name, answer in answers.items() if isinstance(answer, Sealed)}
-        assert isinstance(query.mechanism, Shuffled)
-        if (records := self._records(query, list(sealed), asked)) < query.mechanism.contributions:
+        if (records := self._records(query, list(sealed), asked)) < as_total(query.mechanism).contributions:
             said = ", ".join(f"{name} {code}" for name, code in dropped.items())
             raise StopRun(
                 f"{records} records were contributed to question {self._sequence + 1} where the noise counts on "
-                f"{query.mechanism.contributions} ({said}); nothing is passed on, and what was charged stays charged"
+                f"{as_total(query.mechanism).contributions} ({said}); nothing is passed on, and what was charged stays charged"
             )
         if self._journal:
             self._journal.write(Round(self._sequence, {n: _digest(f) for n, f in frames.items()}, replies, dropped))
@@ -122,25 +121,19 @@ class ShuffledRemote(Remote):
         return sealed, dropped, outcome
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
-        mechanism = query.mechanism
-        assert isinstance(mechanism, Shuffled)
-        levels, bits = (int(torch.as_tensor(v).item()) for v in (mechanism.levels, mechanism.noise_bits))
-        asked = Query(query.statistic, replace(mechanism, levels=levels, noise_bits=bits))
-        return self._addressed(asked, silo, str(self._sequence))
+        return self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo, str(self._sequence))
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])
 
     def _records(self, query: Query, names: Sequence[str], asked: Mapping[str, int]) -> int:
-        assert isinstance(query.mechanism, Shuffled)
         return query.mechanism.contributed(self._cards[asked[name]].records for name in names)
 
     # --- the shuffler -----------------------------------------------------------------------------------------------------------
 
     def _request(self, query: Query, sealed: Mapping[str, Sealed]) -> bytes:
         envelope = self._envelope(query, 0)
-        mechanism = envelope.query.mechanism
-        assert isinstance(mechanism, Shuffled)
+        mechanism = as_total(envelope.query.mechanism)
         boxes = tuple(sorted(answer.box for answer in sealed.values()))  # an order that says nothing of who sent which
         request = Request(envelope.shuffle_round, query.statistic.shape[-1], mechanism.levels + mechanism.noise_bits, boxes)
         return encode_request(request, self._key)

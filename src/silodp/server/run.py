@@ -25,7 +25,6 @@ from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.quote import HoldReply
-from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.server.algorithms import find
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import open_run, silo_rows, write_json, write_model
@@ -68,7 +67,7 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
             "over a network delta, rule and unit are those of the silos' own ledgers; leave out --delta, --rule and --user-level"
         )
     samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
-    if not all(isinstance(sampling, FullBatch | DisjointBatches) for sampling in samplings.values()):
+    if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
     asked, budgets = by_silo("epsilon", order.epsilon, names), []
     for card in cards:

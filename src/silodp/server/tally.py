@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -76,13 +76,12 @@ class Tally:
 
     def charge(self, event: Event | TotalEvent, names: Collection[str]) -> None:
         """Counts the event at each of these silos."""
-        multipliers = np.broadcast_to(np.asarray(event.noise_multiplier), (1, len(self._cards)))[0] if isinstance(event, Event) else ()
         for i, card in enumerate(self._cards):
             if card.name in names:
-                own = replace(event, noise_multiplier=float(multipliers[i])) if isinstance(event, Event) else event
+                own = event.of(i)
                 bucket, price = self._plan.rule.price(own, np.asarray(card.records))
                 self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
-                if isinstance(own, TotalEvent):
+                if own.total:
                     self._totals[i].add(bucket, own, card.records)
 
     def _look(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:

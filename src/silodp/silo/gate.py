@@ -6,34 +6,14 @@ release whatever a record holds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Shuffled
-from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.query import Query, Release
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
-from silodp.core.statistics import (
-    MAX_BINS,
-    MAX_CLASSES,
-    Cells,
-    ClassCounts,
-    Grad,
-    GradDiff,
-    Histogram,
-    LocalSteps,
-    MissingRates,
-    Moments,
-    Score,
-    Statistic,
-    SteeredSteps,
-)
 
 
 class Ledger(Protocol):
@@ -61,7 +41,7 @@ class Gate:
         if any(type(s) is not int or not 0 <= s < len(self._counts) for s in silos) or len(set(silos)) != len(silos):
             raise Refused("shape")  # a silo named twice, or by another name such as -1, would answer twice for one price
         check(query, self._dim, [self._counts[s] for s in silos], runs=self._runs, silos=len(self._counts))
-        if isinstance(query.statistic, Histogram | Moments | MissingRates) and query.statistic.features != self._answerer.features:
+        if (asked := query.statistic.about_features) is not None and asked != self._answerer.features:
             raise Refused("shape")  # the norm of a record's vector follows from the silo's own number of features
         event = query.event()
         self.ledger.charge(event, silos)
@@ -74,81 +54,7 @@ def check(query: Query, dim: int, counts: Sequence[int], *, runs: int = 1, silos
     Hyper-parameters are one number, or exactly one per run; noise multipliers one number, or one per run and silo that the gate keeps:
     any other shape could clip records by one entry and scale their noise by another.
     """
-    statistic, mechanism = query.statistic, query.mechanism
-    points: list[Tensor] = []
-    if isinstance(statistic, Grad | GradDiff | LocalSteps | Score):
-        match statistic:
-            case GradDiff(w=w, reference=other) | SteeredSteps(w=w, drift=other):
-                points = [w, other]
-            case Grad(w=w) | LocalSteps(w=w) | Score(w=w):
-                points = [w]
-        if any(p.shape != (runs, dim) or p.dtype not in (torch.float32, torch.float64) for p in points):
-            raise Refused("shape")
-    if isinstance(statistic, Histogram | Moments):
-        vectors = [statistic.edges] if isinstance(statistic, Histogram) else [statistic.low, statistic.high]
-        if any(v.ndim != 1 or v.shape != vectors[0].shape for v in vectors):
-            raise Refused("shape")
-    match statistic:
-        case Score(cap=cap) if not 0 < cap < math.inf:
-            raise Refused("clip")
-        case Score(bins=count) if type(count) is not int or not 0 <= count <= MAX_BINS:
-            raise Refused("shape")
-        case ClassCounts(classes=count) if type(count) is not int or not 2 <= count <= MAX_CLASSES:
-            raise Refused("shape")
-        case MissingRates(features=count) if type(count) is not int or count < 1:
-            raise Refused("shape")
-    if not all(bool(torch.isfinite(p).all()) for p in points):
-        raise Refused("not-finite")
-    if isinstance(statistic, LocalSteps):
-        step = torch.as_tensor(statistic.step)
-        if (
-            type(statistic.steps) is not int
-            or statistic.steps < 1
-            or step.shape not in ((), (runs, 1))
-            or not bool(((step > 0) & torch.isfinite(step)).all())
-        ):
-            raise Refused("steps")
-    clip = torch.as_tensor(mechanism.clip, dtype=torch.float64)
-    if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
-        raise Refused("clip")
-    if isinstance(mechanism, Shuffled):
-        _check_shuffled(statistic, mechanism, runs)
-    else:
-        multiplier, kept = torch.as_tensor(mechanism.noise_multiplier), len(counts) if silos is None else silos
-        if multiplier.shape not in ((), (1, kept), (runs, kept)) or not bool((multiplier >= 0).all()):
-            raise Refused("noise")
-    if isinstance(statistic, Histogram | Moments | Cells):
-        if not isinstance(mechanism.sampling, FullBatch):
-            raise Refused("batch")
-        if not bool((clip >= statistic.norm).all()):
-            raise Refused("clip")
-    if isinstance(statistic, Cells) and not bool((clip <= 2 * statistic.norm).all()):
-        raise Refused("clip")  # a cell is 1 whatever the clip: a larger one only makes the lattice coarser
-    match mechanism.sampling:
-        case DisjointBatches(batches=batches, index=index, partition=name):
-            # the ledger knows a batch by its name and the answerer by its value: only of these types are the two one
-            if not (type(batches) is type(index) is int and type(name) is str and 0 <= index < batches):
-                raise Refused("batch")
-        case Poisson(rate) | WithoutReplacement(rate) if not (0 < rate <= 1 and math.isfinite(rate)):
-            raise Refused("batch")
-    if any(mechanism.sampling.batch(n) < 1 for n in counts):
-        raise Refused("batch")
-
-
-def _check_shuffled(statistic: Statistic, mechanism: Shuffled, runs: int) -> None:
-    """Totals are of gradients and their differences, on batches that the totals rule can price.
-
-    Local steps are no sums over records, cells have a norm of their own, and of feature statistics a total could not tell absent values.
-    """
-    if not isinstance(statistic, Grad | GradDiff):
-        raise Refused("statistic")
-    if not isinstance(mechanism.sampling, FullBatch | DisjointBatches):
-        raise Refused("sampling")
-    levels, bits = torch.as_tensor(mechanism.levels), torch.as_tensor(mechanism.noise_bits)
-    if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
-        raise Refused("noise")
-    most = MAX_TRIALS // mechanism.contributions if type(mechanism.contributions) is int and mechanism.contributions >= 1 else 0
-    if not (bool(((levels >= 1) & (levels <= MAX_LEVELS)).all()) and bool(((bits >= 1) & (bits <= most)).all())):
-        raise Refused("noise")
-    if type(mechanism.p) is not float or not is_power_of_half(mechanism.p):
-        raise Refused("noise")
+    query.statistic.check(dim, runs)
+    query.mechanism.check(query.statistic, runs, len(counts) if silos is None else silos)
+    query.statistic.check_mechanism(query.mechanism)
+    query.mechanism.sampling.check(counts)

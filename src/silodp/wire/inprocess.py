@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from silodp.core.mechanisms import Shuffled
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.query import Query, Release
 from silodp.server.federation import StopRun
 
@@ -44,10 +44,8 @@ class ThroughShuffler(InProcess):
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         release = super().ask(query, silos)
-        assert isinstance(query.mechanism, Shuffled)
-        records = query.mechanism.contributed(self._counts[i] for i in release.silos)
-        if records < query.mechanism.contributions:
-            raise StopRun(
-                f"{records} records were contributed where {query.mechanism.contributions} are needed; the shuffler keeps their total"
-            )
+        mechanism = as_total(query.mechanism)
+        records = mechanism.contributed(self._counts[i] for i in release.silos)
+        if records < mechanism.contributions:
+            raise StopRun(f"{records} records were contributed where {mechanism.contributions} are needed; the shuffler keeps their total")
         return Total(release.value.sum(1, keepdim=True), release.silos)

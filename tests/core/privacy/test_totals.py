@@ -7,7 +7,7 @@ import pytest
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import GDP, Budget, Renyi, bucket_of, renyi_conversion
+from silodp.core.privacy.accounting import GDP, Budget, Renyi, renyi_conversion
 from silodp.core.privacy.binomial import BinomialSum, epsilon, renyi
 from silodp.core.privacy.totals import STAKE, Schedule, Totals, total_share
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
@@ -107,7 +107,7 @@ def test_the_silos_own_noise_protects_it_less_than_that_of_all():
 def scheduled(*releases: tuple[Event | TotalEvent, int | None], delta: float = 1e-6) -> float:
     made = Schedule()
     for event, own in releases:
-        made.add(bucket_of(event.sampling), event, own)
+        made.add(event.sampling.bucket, event, own)
     return made.epsilon(delta)
 
 

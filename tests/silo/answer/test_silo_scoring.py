@@ -24,7 +24,6 @@ from silodp.core.sampling import Poisson
 from silodp.core.statistics import ClassCounts, Grad, MissingRates, Score
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, levelled, noise_scale
-from silodp.silo.answer.scoring import cell_rows
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import held_out, split_records
 from silodp.silo.data.records import Records
@@ -168,7 +167,7 @@ class Mixing(nn.Module):
 
 def test_a_model_that_mixes_records_cannot_mix_those_that_are_scored():
     problem = Problem(Mixing(), cross_entropy)
-    rows = cell_rows(Score(problem.initial([0]), 3, 1e6), problem, problem.initial([0])[0])  # a cap that hides no loss
+    rows = Score(problem.initial([0]), 3, 1e6).rows(problem, 0)  # a cap that hides no loss
     (x, y), (other, _) = data_of_two_classes(), data_of_two_classes(seed=8)
     x, other, y = torch.tensor(x), torch.tensor(other), torch.tensor(y)
     mixed = torch.cat([x[:1], other[1:]])

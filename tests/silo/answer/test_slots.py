@@ -15,11 +15,9 @@ from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
-from silodp.core.statistics import Grad, GradDiff, Score
+from silodp.core.statistics import Grad, GradDiff, Histogram, Moments, Score
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, quantised
-from silodp.silo.answer.scaling import histogram_rows, moment_rows
-from silodp.silo.answer.scoring import cell_rows
 from silodp.silo.data.records import Records
 
 pytestmark = pytest.mark.filterwarnings(
@@ -194,8 +192,8 @@ def test_a_record_has_the_same_integers_whatever_the_others_hold(name, short_chu
             made = [
                 (asked._gradients([w]), of.dim, {}),
                 (asked._gradients([w, 0.999 * w]), of.dim, {}),
-                (cell_rows(score, of, w[0]), score.shape[-1], {"numbers": score.numbers, "clip": 1.0}),
-                *([(histogram_rows(edges), 96, {}), (moment_rows(low, -low), 32, {})] if point == 0 else []),
+                (score.rows(of, 0), score.shape[-1], {"numbers": score.numbers, "clip": 1.0}),
+                *([(Histogram(edges, 16).rows(of, 0), 96, {}), (Moments(low, -low).rows(of, 0), 32, {})] if point == 0 else []),
             ]
             kept.append(np.concatenate([integers(asked, rows, MINE, dim, **more) for rows, dim, more in made]))
         for values in kept:

@@ -1,8 +1,10 @@
 """How an answer is made private: one mechanism a file."""
 
+from silodp.core.fields import discovered
 from silodp.core.mechanisms.gaussian import Gaussian
+from silodp.core.mechanisms.mechanism import Mechanism
 from silodp.core.mechanisms.totals import Shuffled
 
-Mechanism = Gaussian | Shuffled
+MECHANISMS: dict[str, type[Mechanism]] = discovered(Mechanism, __name__, __path__)
 
-__all__ = ["Gaussian", "Mechanism", "Shuffled"]
+__all__ = ["MECHANISMS", "Gaussian", "Mechanism", "Shuffled"]

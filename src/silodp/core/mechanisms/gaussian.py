@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event
-from silodp.core.mechanisms.clipped import Clipped
+from silodp.core.fields import NAME, REAL
+from silodp.core.mechanisms.mechanism import Mechanism, Noise
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.weights import Weights
 
+if TYPE_CHECKING:
+    from silodp.core.statistics import Statistic
+
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(Clipped):
+class Gaussian(Mechanism):
     """A mean of records clipped to `clip`, plus N(0, std^2) with std = noise_multiplier x 2 clip / batch.
 
     `noise_multiplier` is a number, or one per run and silo with shape (J, N): each silo has a budget of its own.
@@ -28,6 +33,13 @@ class Gaussian(Clipped):
     clip: Number
     noise_multiplier: Number
     sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
+    wire: ClassVar = {"kind": NAME, "clip": REAL, "noise_multiplier": REAL}
+
+    def check(self, statistic: Statistic, runs: int, silos: int) -> None:
+        super().check(statistic, runs, silos)
+        multiplier = torch.as_tensor(self.noise_multiplier)
+        if multiplier.shape not in ((), (1, silos), (runs, silos)) or not bool((multiplier >= 0).all()):
+            raise Refused("noise")
 
     def sensitivity(self, n: int) -> Number:
         """Largest change of the mean when one of n records is replaced: 2 clip / batch, with the rounding tolerance charged."""
@@ -38,8 +50,18 @@ class Gaussian(Clipped):
             )
         return 2 * self.clip * (1 + CLIP_TOLERANCE) / batch
 
-    def event(self, releases: int = 1) -> Event:
+    def event(self, releases: int = 1, dimension: int = 1) -> Event:
         return Event(self.sampling, self.noise_multiplier, releases)
+
+    def noisy(self, event: Event) -> Event:
+        return replace(event, noise_multiplier=self.noise_multiplier)
+
+    def noised(self, by: Noise, *given: Any) -> Any:
+        return by.gaussian(self, *given)
+
+    def of(self, silo: int) -> Self:
+        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
+        return replace(self, noise_multiplier=float(known if known.ndim == 0 else known[0, silo]))
 
     def multipliers(self, silos: Sequence[int]) -> Tensor:
         """Noise multipliers of these silos, float64: (1, M), or (J, M) where each run has its own."""

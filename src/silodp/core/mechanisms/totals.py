@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from silodp.core.errors import Refused
 from silodp.core.events import TotalEvent
-from silodp.core.mechanisms.clipped import Clipped
+from silodp.core.fields import INTEGER, NAME, REAL
+from silodp.core.mechanisms.mechanism import Mechanism, Noise
 from silodp.core.mechanisms.shuffle import mean_in_total
 from silodp.core.numbers import Number
+from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.weights import Weights
 
+if TYPE_CHECKING:
+    from silodp.core.statistics import Statistic
+
 
 @dataclass(frozen=True, eq=False)
-class Shuffled(Clipped):
+class Shuffled(Mechanism):
     """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits` coins (core.shuffle), for a shuffler to add.
 
     The shuffler passes totals on once `contributions` records or more are in them, so this is the noise that the price counts on. Levels
@@ -33,12 +39,34 @@ class Shuffled(Clipped):
     p: float = 0.5
     sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
 
-    def contributed(self, counts: Iterable[int]) -> int:
-        """How many records silos of these sizes contribute in a round."""
-        return sum(int(self.sampling.batch(n)) for n in counts)
+    wire: ClassVar = {"kind": NAME, "clip": REAL, "levels": INTEGER, "noise_bits": INTEGER, "contributions": INTEGER, "p": REAL}
+    total = True
+
+    def check(self, statistic: Statistic, runs: int, silos: int) -> None:
+        """Totals are of sums over records that are clipped (`Statistic.in_totals`), on batches that the totals rule can price."""
+        super().check(statistic, runs, silos)
+        if not statistic.in_totals:
+            raise Refused("statistic")
+        if self.sampling.sampled:
+            raise Refused("sampling")
+        levels, bits = torch.as_tensor(self.levels), torch.as_tensor(self.noise_bits)
+        if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
+            raise Refused("noise")
+        most = MAX_TRIALS // self.contributions if type(self.contributions) is int and self.contributions >= 1 else 0
+        if not (bool(((levels >= 1) & (levels <= MAX_LEVELS)).all()) and bool(((bits >= 1) & (bits <= most)).all())):
+            raise Refused("noise")
+        if type(self.p) is not float or not is_power_of_half(self.p):
+            raise Refused("noise")
 
     def event(self, releases: int = 1, dimension: int = 1) -> TotalEvent:
         return TotalEvent(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
+
+    def noised(self, by: Noise, *given: Any) -> Any:
+        return by.binomial(self, *given)
+
+    def of(self, silo: int) -> Self:
+        levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
+        return replace(self, levels=levels, noise_bits=bits)
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
         """(J, d), float64: the analyzer's unbiased estimate of the mean over all records that these silos contributed to the total (J, 1, d).
@@ -58,3 +86,9 @@ def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
         torch.as_tensor(v, dtype=torch.float64, device=total.device) for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
     )
     return mean_in_total(total, clip, records, levels, bits, mechanism.p)
+
+
+def as_total(mechanism: Mechanism) -> Shuffled:
+    """The mechanism, known to be one of totals: where a query has come on a path that only totals take."""
+    assert isinstance(mechanism, Shuffled)
+    return mechanism

@@ -20,7 +20,7 @@ from scipy import optimize, special
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.sampling import FullBatch, Poisson, Sampling, WithoutReplacement
 
 Buckets = Mapping[str, np.ndarray]
 ROUND_UP = 1 + 1e-9
@@ -160,10 +160,6 @@ def elementwise(function, *arrays) -> np.ndarray:
     return np.asarray(np.vectorize(function, otypes=[np.float64])(*arrays))
 
 
-def bucket_of(sampling: Sampling) -> str:
-    return f"{sampling.partition}/{sampling.batches}/{sampling.index}" if isinstance(sampling, DisjointBatches) else ""
-
-
 def no_totals(event: Event | TotalEvent, rule: str) -> Event:
     """The event, unless it is of shuffled totals."""
     if not isinstance(event, Event):
@@ -188,12 +184,12 @@ class GDP:
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
-        if not isinstance(event.sampling, FullBatch | DisjointBatches):
+        if event.sampling.sampled:
             raise BadInput(
                 f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use the renyi or the committed rule for them"
             )
         with np.errstate(divide="ignore"):
-            return bucket_of(event.sampling), event.count / np.square(_float64(event.noise_multiplier))
+            return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
 
     def total(self, buckets: Buckets) -> np.ndarray:
         return sum_with_partitions(buckets)
@@ -218,7 +214,7 @@ class Renyi:
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
-        return bucket_of(event.sampling), event.count * elementwise(
+        return event.sampling.bucket, event.count * elementwise(
             functools.partial(_renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
         )
 
@@ -361,7 +357,7 @@ def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: f
     """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions (pessimistic rounding)."""
     if any(multiplier == 0 for _, multiplier, _ in releases):
         return math.inf
-    if all(isinstance(sampling, FullBatch) for sampling, _, _ in releases):
+    if all(sampling.whole for sampling, _, _ in releases):
         return gdp_epsilon(math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta)
     from dp_accounting.pld import pld_privacy_accountant as library
 

@@ -25,9 +25,8 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Buckets, Budget, bucket_of, elementwise, renyi_conversion, sum_with_partitions
+from silodp.core.privacy.accounting import Buckets, Budget, elementwise, renyi_conversion, sum_with_partitions
 from silodp.core.privacy.binomial import ORDERS, BinomialSum, epsilon, renyi
-from silodp.core.sampling import DisjointBatches, FullBatch
 
 STAKE = 0.01
 """Share of delta that pays for tails."""
@@ -46,14 +45,14 @@ class Totals:
             raise BadInput(f"the Renyi order is {self.order}; totals need 2 or more")
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
-        if not isinstance(event.sampling, FullBatch | DisjointBatches):
+        if event.sampling.sampled:
             raise BadInput(f"shuffled totals cannot be priced on {type(event.sampling).__name__} batches; use full or disjoint ones")
         if isinstance(event, Event):
             share = elementwise(_gaussian_share, self.budget, self.order, event.noise_multiplier)
         else:
             known = functools.partial(total_share, event.p, event.contributions, event.dimension)
             share = elementwise(known, self.budget, self.order, event.levels, event.noise_bits)
-        return bucket_of(event.sampling), event.count * share
+        return event.sampling.bucket, event.count * share
 
     def total(self, buckets: Buckets) -> np.ndarray:
         return sum_with_partitions(buckets)

@@ -12,51 +12,42 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from silodp.core import sampling as samplings
-from silodp.core import statistics
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
+from silodp.core.fields import POINT
+from silodp.core.protocol.canonical import (
+    Tensors,
+    array,
+    as_json,
+    hexhash,
+    integer,
+    name,
+    read_event,
+    read_mechanism,
+    read_named,
+    tensor,
+    write_event,
+    write_mechanism,
+    write_named,
+)
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.frames import VERSION, open_frame, sign_frame
 from silodp.core.query import Query
+from silodp.core.sampling import SAMPLINGS
+from silodp.core.statistics import STATISTICS
 
 QUERY, REPLY = b"SDPQ", b"SDPR"
 MAX_HEADER = 2**13
 """Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it is parsed."""
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "U8": np.dtype("u1")}
 _TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
-
-Table = dict[str, tuple[Any, dict[str, str]]]
-POINT, VECTOR, INTEGER, REAL, NAME = "point", "vector", "integer", "real", "name"
-_STATISTICS: Table = {
-    "Grad": (statistics.Grad, {"w": POINT}),
-    "GradDiff": (statistics.GradDiff, {"w": POINT, "reference": POINT}),
-    "LocalSteps": (statistics.LocalSteps, {"w": POINT, "steps": INTEGER, "step": REAL}),
-    "SteeredSteps": (statistics.SteeredSteps, {"w": POINT, "steps": INTEGER, "step": REAL, "drift": POINT}),
-    "Histogram": (statistics.Histogram, {"edges": VECTOR, "features": INTEGER}),
-    "Moments": (statistics.Moments, {"low": VECTOR, "high": VECTOR}),
-    "Score": (statistics.Score, {"w": POINT, "bins": INTEGER, "cap": REAL}),
-    "ClassCounts": (statistics.ClassCounts, {"classes": INTEGER}),
-    "MissingRates": (statistics.MissingRates, {"features": INTEGER}),
-}
-_SAMPLINGS: Table = {
-    "FullBatch": (samplings.FullBatch, {}),
-    "DisjointBatches": (samplings.DisjointBatches, {"batches": INTEGER, "index": INTEGER, "partition": NAME}),
-    "Poisson": (samplings.Poisson, {"rate": REAL}),
-    "WithoutReplacement": (samplings.WithoutReplacement, {"rate": REAL}),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,45 +125,26 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
 
 
 def _query_body(envelope: Envelope) -> bytes:
-    tensors: dict[str, np.ndarray] = {}
+    tensors: Tensors = {}
     mechanism = envelope.query.mechanism
     fields = {
-        "mechanism": _pack_mechanism(mechanism),
-        "model": _hash(envelope.model),
-        "query": _name(envelope.query_id),
-        "run": _name(envelope.run),
-        "sampling": _pack(mechanism.sampling, _SAMPLINGS, tensors),
-        "silo": _name(envelope.silo),
-        "statistic": _pack(envelope.query.statistic, _STATISTICS, tensors),
+        "mechanism": write_mechanism(mechanism),
+        "model": hexhash(envelope.model),
+        "query": name(envelope.query_id),
+        "run": name(envelope.run),
+        "sampling": write_named(mechanism.sampling, tensors),
+        "silo": name(envelope.silo),
+        "statistic": write_named(envelope.query.statistic, tensors),
     }
-    if isinstance(mechanism, Shuffled):
-        fields["round"] = _name(envelope.round)
+    if mechanism.total:
+        fields["round"] = name(envelope.round)
     return _body(fields, tensors)
 
 
-def _pack_mechanism(mechanism: Mechanism) -> dict:
-    both = {"clip": _real(mechanism.clip), "kind": _name(mechanism.kind)}
-    if isinstance(mechanism, Shuffled):
-        return both | _coins(mechanism)
-    return both | {"noise_multiplier": _real(mechanism.noise_multiplier)}
-
-
-def _coins(of: Shuffled | TotalEvent) -> dict:
-    return {name: _integer(getattr(of, name)) for name in ("levels", "noise_bits", "contributions")} | {"p": _real(of.p)}
-
-
-def _unpack_mechanism(packed: dict, sampling: samplings.Sampling) -> Mechanism:
-    kind, clip = _name(packed["kind"]), float.fromhex(packed["clip"])
-    if "noise_multiplier" in packed:
-        return Gaussian(kind, clip, float.fromhex(packed["noise_multiplier"]), sampling)
-    levels, bits, contributions = (_integer(packed[name]) for name in ("levels", "noise_bits", "contributions"))
-    return Shuffled(kind, clip, levels, bits, contributions, float.fromhex(packed["p"]), sampling)
-
-
-def _read_query(fields: dict, tensors: dict[str, np.ndarray]) -> Envelope:
-    mechanism = _unpack_mechanism(fields["mechanism"], _unpack(fields["sampling"], _SAMPLINGS, tensors))
-    query = Query(_unpack(fields["statistic"], _STATISTICS, tensors), mechanism)
-    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["query"]), _hash(fields["model"])
+def _read_query(fields: dict, tensors: Tensors) -> Envelope:
+    mechanism = read_mechanism(fields["mechanism"], read_named(SAMPLINGS, fields["sampling"], tensors))
+    query = Query(read_named(STATISTICS, fields["statistic"], tensors), mechanism)
+    names = name(fields["silo"]), name(fields["run"]), name(fields["query"]), hexhash(fields["model"])
     return Envelope(*names, query, fields.get("round", ""))
 
 
@@ -194,44 +166,39 @@ def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> An
 
 def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Refusal):
-        return _body({"refused": _name(reply.code)} | ({"digest": _hash(reply.digest)} if reply.digest else {}), {})
+        return _body({"refused": name(reply.code)} | ({"digest": hexhash(reply.digest)} if reply.digest else {}), {})
     if isinstance(reply, Sealed):
         tensors = {"box": np.frombuffer(reply.box, np.uint8)}
-        event = _coins(reply.event) | {"dimension": _integer(reply.event.dimension)}
     else:
-        tensors = {"value": _array(reply.value.double(), POINT)}
-        event = {"noise_multiplier": _real(reply.event.noise_multiplier)}
-    event |= {"count": _integer(reply.event.count), "sampling": _pack(reply.event.sampling, _SAMPLINGS, tensors)}
-    ledger = {"count": _integer(reply.count), "head": _hash(reply.head)}
-    fields = {"digest": _hash(reply.digest), "event": event, "ledger": ledger, "query": _name(reply.query_id), "silo": _name(reply.silo)}
+        tensors = {"value": array(reply.value.double(), POINT)}
+    fields = {
+        "digest": hexhash(reply.digest), "event": write_event(reply.event), "query": name(reply.query_id), "silo": name(reply.silo),
+        "ledger": {"count": integer(reply.count), "head": hexhash(reply.head)},
+    }  # fmt: skip
     return _body(fields, tensors)
 
 
-def _read_reply(fields: dict, tensors: dict[str, np.ndarray]) -> Answer | Sealed | Refusal:
+def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
     if "refused" in fields:
-        return Refusal(_name(fields["refused"]), _hash(fields["digest"]) if "digest" in fields else "")
-    event, ledger = fields["event"], fields["ledger"]
-    sampling, count = _unpack(event["sampling"], _SAMPLINGS, tensors), _integer(event["count"])
-    names = _name(fields["silo"]), _name(fields["query"]), _hash(fields["digest"])
-    at = _integer(ledger["count"]), _hash(ledger["head"])
-    if "box" in tensors:
-        coins = _unpack_mechanism(event | {"kind": "-", "clip": "0"}, sampling)
-        spent = coins.event(count, _integer(event["dimension"]))
-        return Sealed(*names, tensors["box"].tobytes(), spent, *at)
-    return Answer(*names, _tensor(tensors["value"], POINT), Event(sampling, float.fromhex(event["noise_multiplier"]), count), *at)
+        return Refusal(name(fields["refused"]), hexhash(fields["digest"]) if "digest" in fields else "")
+    names = name(fields["silo"]), name(fields["query"]), hexhash(fields["digest"])
+    event, at = read_event(fields["event"]), (integer(fields["ledger"]["count"]), hexhash(fields["ledger"]["head"]))
+    if event.total:
+        return Sealed(*names, tensors["box"].tobytes(), event, *at)
+    return Answer(*names, tensor(tensors["value"], POINT), event, *at)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------
 
 
 def _body(fields: dict, tensors: dict[str, np.ndarray]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"silodp": _json(fields)}}
+    header: dict[str, Any] = {"__metadata__": {"silodp": as_json(fields)}}
     end = 0
-    for name, array in sorted(tensors.items()):
-        header[name] = {"data_offsets": [end, end := end + array.nbytes], "dtype": _TYPES[array.itemsize], "shape": list(array.shape)}
-    text = _json(header).encode("ascii")
+    for key, values in sorted(tensors.items()):
+        header[key] = {"data_offsets": [end, end := end + values.nbytes], "dtype": _TYPES[values.itemsize], "shape": list(values.shape)}
+    text = as_json(header).encode("ascii")
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in sorted(tensors.items()))
+    return len(text).to_bytes(8, "little") + text + b"".join(values.tobytes() for _, values in sorted(tensors.items()))
 
 
 def _parsed(body: bytes, read, write) -> Any:
@@ -252,74 +219,9 @@ def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     header = json.loads(body[8 : 8 + size])
     fields = json.loads(header.pop("__metadata__")["silodp"])
     tensors, start = {}, 8 + size
-    for name in sorted(header):
-        dtype, shape = _DTYPES[header[name]["dtype"]], [_integer(n) for n in header[name]["shape"]]
+    for key in sorted(header):
+        dtype, shape = _DTYPES[header[key]["dtype"]], [integer(n) for n in header[key]["shape"]]
         end = start + math.prod(shape) * dtype.itemsize
-        tensors[name] = np.frombuffer(body[start:end], dtype).reshape(shape)  # a slice too short for the shape raises
+        tensors[key] = np.frombuffer(body[start:end], dtype).reshape(shape)  # a slice too short for the shape raises
         start = end
     return fields, tensors
-
-
-def _json(value: dict) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-# --- fields: each of these takes a value of the right type and range, or raises BadInput --------------------------------------------
-
-
-def _pack(value: object, table: Table, tensors: dict[str, np.ndarray]) -> dict:
-    name = type(value).__name__
-    packed: dict[str, Any] = {"name": name}
-    for field, kind in table[name][1].items():
-        content = getattr(value, field)
-        if kind in (POINT, VECTOR):
-            tensors[field] = _array(content, kind)
-        else:
-            packed[field] = _integer(content) if kind == INTEGER else _real(content) if kind == REAL else _name(content)
-    return packed
-
-
-def _unpack(packed: dict, table: Table, tensors: dict[str, np.ndarray]) -> Any:
-    make, kinds = table[packed["name"]]
-    readers = {INTEGER: _integer, REAL: float.fromhex, NAME: _name}
-    return make(**{f: _tensor(tensors[f], k) if k in (POINT, VECTOR) else readers[k](packed[f]) for f, k in kinds.items()})
-
-
-def _array(tensor: Tensor, kind: str) -> np.ndarray:
-    """The tensor as little-endian float32 or float64, in the shape of a point (1, d) or a vector (k)."""
-    array = tensor.detach().cpu().numpy()
-    if array.dtype not in (np.float32, np.float64) or (array.ndim != 1 if kind == VECTOR else array.ndim != 2 or len(array) != 1):
-        raise BadInput(f"a {kind} has shape {array.shape} and type {array.dtype}; it must be (1, d), a vector (k,), of float32 or float64")
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-
-
-def _tensor(array: np.ndarray, kind: str) -> Tensor:
-    tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-    _array(tensor, kind)
-    return tensor
-
-
-def _real(value: float | Tensor) -> str:
-    """A finite number as hex, so that not a bit of it is lost or has two spellings."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise BadInput(f"a hyper-parameter has {value.numel()} values; over the wire each silo is asked with one")
-    number = float(value)
-    if not math.isfinite(number):
-        raise BadInput(f"a hyper-parameter is {number}; it must be finite")
-    return number.hex()
-
-
-def _integer(value: int) -> int:
-    if type(value) is not int or abs(value) > 2**53:
-        raise BadInput(f"a count is {value!r:.40}; it must be an integer of at most 2^53")
-    return value
-
-
-def _name(text: str, pattern: re.Pattern[str] = _NAME) -> str:
-    if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise BadInput(f"a name or hash is {text!r:.80}; it must match {pattern.pattern}")
-    return text
-
-
-def _hash(text: str) -> str:
-    return _name(text, _HASH)

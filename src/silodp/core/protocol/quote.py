@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Shuffled
-from silodp.core.protocol.codec import _SAMPLINGS, _coins, _hash, _integer, _json, _name, _pack, _real, _unpack, _unpack_mechanism
+from silodp.core.protocol.canonical import as_json, hexhash, integer, name, read_event, real, write_event
 from silodp.core.protocol.frames import OVERHEAD, VERSION, open_frame, sign_frame
 
 HOLD, HELD = b"SDPH", b"SDPK"
@@ -25,6 +24,10 @@ LIMIT = OVERHEAD + 2**18
 """Bytes of the longest frame about a hold: a run of 1,500 batches of a partition fits."""
 MOST = 64
 """Events in one request, the batches of a partition as one: a gate prices each, and a run has a handful."""
+
+
+_SHORT = {"noise_multiplier": "noise"}
+"""How a hold spells an event's fields, where not as an answer does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +107,8 @@ def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
 
 def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
     fields: dict[str, Any] = {
-        "hold": _name(request.hold), "model": _hash(request.model), "number": _integer(request.number), "run": _name(request.run),
-        "silo": _name(request.silo),
+        "hold": name(request.hold), "model": hexhash(request.model), "number": integer(request.number), "run": name(request.run),
+        "silo": name(request.silo),
     }  # fmt: skip
     if isinstance(request, HoldRequest):
         rows = [_row(kind, event) for kind, event in request.events]
@@ -114,56 +117,45 @@ def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
                 f"a hold is of {len(rows)} events; it must be of at least one, and of at most {MOST} prices (batches of a partition: one)"
             )
         fields["events"] = rows
-    return _json(fields).encode("ascii")
+    return as_json(fields).encode("ascii")
 
 
 def _prices(rows: list[dict[str, Any]]) -> int:
     """How many rows a gate has to price one by one: of the batches of a partition with the same noise, one."""
     batches = [row | {"kind": "", "count": 0, "sampling": row["sampling"] | {"index": 0}} for row in rows if "index" in row["sampling"]]
-    return len(rows) - len(batches) + len({_json(row) for row in batches})
+    return len(rows) - len(batches) + len({as_json(row) for row in batches})
 
 
 def _row(kind: str, event: Event | TotalEvent) -> dict[str, Any]:
-    noise = (
-        _coins(event) | {"dimension": _integer(event.dimension)}
-        if isinstance(event, TotalEvent)
-        else {"noise": _real(event.noise_multiplier)}
-    )
-    return noise | {"kind": _name(kind), "count": _integer(event.count), "sampling": _pack(event.sampling, _SAMPLINGS, {})}
+    return {"kind": name(kind)} | {_SHORT.get(field, field): value for field, value in write_event(event).items()}
 
 
 def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
-    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["model"]), _integer(fields["number"])
+    names = name(fields["silo"]), name(fields["run"]), name(fields["hold"]), hexhash(fields["model"]), integer(fields["number"])
     if "events" not in fields:
         return ReleaseRequest(*names)
-    return HoldRequest(*names, tuple((_name(row["kind"]), _event(row)) for row in fields["events"]))
+    return HoldRequest(*names, tuple((name(row["kind"]), _event(row)) for row in fields["events"]))
 
 
 def _event(row: dict[str, Any]) -> Event | TotalEvent:
-    sampling, count = _unpack(row["sampling"], _SAMPLINGS, {}), _integer(row["count"])
-    if "noise" in row:
-        return Event(sampling, float.fromhex(row["noise"]), count)
-    coins = _unpack_mechanism(
-        {name: row[name] for name in ("levels", "noise_bits", "contributions", "p", "kind")} | {"clip": "0"}, sampling
-    )
-    assert isinstance(coins, Shuffled)
-    return coins.event(count, _integer(row["dimension"]))
+    long = {short: field for field, short in _SHORT.items()}
+    return read_event({long.get(field, field): value for field, value in row.items() if field != "kind"})
 
 
 def _reply_body(reply: HoldReply) -> bytes:
     fields: dict[str, Any] = {
-        "digest": _hash(reply.digest), "hold": _name(reply.hold), "run": _name(reply.run), "seconds": _integer(reply.seconds),
-        "silo": _name(reply.silo),
+        "digest": hexhash(reply.digest), "hold": name(reply.hold), "run": name(reply.run), "seconds": integer(reply.seconds),
+        "silo": name(reply.silo),
     }  # fmt: skip
-    fields |= {"code": _name(reply.code)} if reply.code else {}
-    fields |= {name: _real(value) for name in ("needed", "left") if (value := getattr(reply, name)) is not None}
-    return _json(fields).encode("ascii")
+    fields |= {"code": name(reply.code)} if reply.code else {}
+    fields |= {field: real(value) for field in ("needed", "left") if (value := getattr(reply, field)) is not None}
+    return as_json(fields).encode("ascii")
 
 
 def _read_reply(fields: dict[str, Any]) -> HoldReply:
-    names = _name(fields["silo"]), _name(fields["run"]), _name(fields["hold"]), _hash(fields["digest"])
-    told = (float.fromhex(fields[name]) if name in fields else None for name in ("needed", "left"))
-    return HoldReply(*names, fields.get("code", ""), _integer(fields["seconds"]), *told)
+    names = name(fields["silo"]), name(fields["run"]), name(fields["hold"]), hexhash(fields["digest"])
+    told = (float.fromhex(fields[field]) if field in fields else None for field in ("needed", "left"))
+    return HoldReply(*names, fields.get("code", ""), integer(fields["seconds"]), *told)
 
 
 def _parsed(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:

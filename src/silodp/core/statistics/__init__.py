@@ -1,13 +1,21 @@
-"""What may be averaged over a silo's records: one kind of statistic a file."""
+"""What may be averaged over a silo's records: one statistic a file."""
 
-from silodp.core.statistics.cells import MAX_BINS, MAX_CLASSES, Cells, ClassCounts, MissingRates, Score
-from silodp.core.statistics.features import Histogram, Moments
-from silodp.core.statistics.grad import Grad, GradDiff
-from silodp.core.statistics.steps import LocalSteps, SteeredSteps
+from silodp.core.fields import discovered
+from silodp.core.statistics.cells import Cells
+from silodp.core.statistics.class_counts import MAX_CLASSES, ClassCounts
+from silodp.core.statistics.grad import Grad
+from silodp.core.statistics.grad_diff import GradDiff
+from silodp.core.statistics.histogram import MAX_EDGES, Histogram
+from silodp.core.statistics.local_steps import LocalSteps
+from silodp.core.statistics.missing_rates import MissingRates
+from silodp.core.statistics.moments import Moments
+from silodp.core.statistics.score import MAX_BINS, Score
+from silodp.core.statistics.statistic import Means, Rowed, Rows, Statistic
+from silodp.core.statistics.steered_steps import SteeredSteps
 
-Statistic = Grad | GradDiff | LocalSteps | SteeredSteps | Histogram | Moments | Score | ClassCounts | MissingRates
+STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path__)
 
 __all__ = [
-    "MAX_BINS", "MAX_CLASSES", "Cells", "ClassCounts", "Grad", "GradDiff", "Histogram", "LocalSteps", "MissingRates", "Moments", "Score",
-    "Statistic", "SteeredSteps",
+    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "STATISTICS", "Cells", "ClassCounts", "Grad", "GradDiff", "Histogram", "LocalSteps", "Means",
+    "MissingRates", "Moments", "Rowed", "Rows", "Score", "Statistic", "SteeredSteps",
 ]  # fmt: skip

@@ -1,32 +1,27 @@
-"""Gradients of the records, and differences of gradients at two points."""
+"""Gradients of the records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from silodp.core.fields import POINT
+from silodp.core.statistics.statistic import Statistic
+
 
 @dataclass(frozen=True, eq=False)
-class Grad:
+class Grad(Statistic):
     """grad f0(w, x) of each record. w has shape (J, d), one point per run."""
 
     w: Tensor
-    releases: int = field(default=1, init=False)
+    wire: ClassVar = {"w": POINT}
+    in_totals = True
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a mean answer."""
-        return tuple(self.w.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class GradDiff:
-    """grad f0(w, x) - grad f0(reference, x) of each record, clipped as one vector."""
-
-    w: Tensor
-    reference: Tensor
-    releases: int = field(default=1, init=False)
+    def points(self) -> tuple[Tensor, ...]:
+        return (self.w,)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,8 +131,8 @@ def answerable() -> tuple[Row, ...]:
     """Every combination of the question port's types that the gate and the deployed answerer let through."""
     problem, records = world()
     exact = Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT)
-    rows = []
-    for kinds in itertools.product(get_args(statistics.Statistic), get_args(mechanisms.Mechanism), get_args(samplings.Sampling)):
+    rows, ports = [], [kinds.values() for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)]
+    for kinds in itertools.product(*ports):
         row = Row(*kinds)
         query = row.query()
         try:
@@ -144,7 +143,7 @@ def answerable() -> tuple[Row, ...]:
                 raise AssertionError(f"the gate refuses the audit's example of {row} ({refused.code}), so nobody audits it") from None
             continue
         rows.append(row)
-    for kind in {k for port in (statistics.Statistic, mechanisms.Mechanism, samplings.Sampling) for k in get_args(port)}:
+    for kind in itertools.chain(*ports):
         if not any(kind in (row.statistic, row.mechanism, row.sampling) for row in rows):
             raise AssertionError(f"the gate refuses everything with {kind.__name__}, so nobody audits it")
     return tuple(rows)
@@ -167,7 +166,7 @@ def world() -> tuple[Problem, Records]:
 def own_part(query: Query) -> np.ndarray:
     """(n,) bool: the records that this question is about."""
     held = held_out(N, HELD_OUT)
-    return held if isinstance(query.statistic, Score) else ~held
+    return held if query.statistic.on_held_out else ~held
 
 
 def divisor(query: Query) -> float:
@@ -204,6 +203,12 @@ def known(row: Row) -> Tensor:
     return total == 0
 
 
+def pull_of(query: Query) -> Tensor:
+    """(d,) or (): what each local step adds to its noisy gradient."""
+    pull = torch.as_tensor(getattr(query.statistic, "pull", 0.0), dtype=torch.float64)
+    return pull[0] if pull.ndim else pull
+
+
 def own_coordinates(k: int) -> slice:
     return slice(FIRST + 2 * k, FIRST + 2 * k + 2)
 
@@ -214,8 +219,8 @@ SEAL = sealing("the audit's shuffler of answers")
 class Answering(Silo):
     """A deployed silo that answers every row: policy, durable ledger and door, with a budget that does not end."""
 
-    statistics = tuple(kind.__name__ for kind in get_args(statistics.Statistic))
-    samplings = tuple(kind.__name__ for kind in get_args(samplings.Sampling))
+    statistics = tuple(statistics.STATISTICS)
+    samplings = tuple(samplings.SAMPLINGS)
     held_out = HELD_OUT
     budget = Budget(1e12, 1e-5)
 
@@ -230,7 +235,7 @@ class Answering(Silo):
         self._asked += 1
         name = f"q{self._asked}"
         reply = decode_reply(self.handle(self.frame(name, query, name)), limit=2**24)
-        if not isinstance(query.mechanism, Shuffled):
+        if not query.mechanism.total:
             assert isinstance(reply, Answer), f"the gate refused ({reply})"
             return reply.value[0].double()
         assert hasattr(reply, "box"), f"the gate refused ({reply})"
@@ -252,9 +257,8 @@ class Answering(Silo):
 def std_of(row: Row, query: Query) -> float:
     """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip / divisor; local steps add theirs up."""
     m = query.mechanism
-    assert isinstance(m, Gaussian)
-    std = float(m.noise_multiplier) * 2 * float(m.clip) / divisor(query)
-    return std * STEP * math.sqrt(STEPS) if row.steps > 1 else std
+    std = query.event().multiplier * 2 * float(m.clip) / divisor(query)
+    return std * query.statistic.gain
 
 
 def centre_of(row: Row, query: Query) -> Tensor:
@@ -262,5 +266,4 @@ def centre_of(row: Row, query: Query) -> Tensor:
     mean = exact_sum(row) / divisor(query)
     if row.steps == 1:
         return mean
-    drift = query.statistic.drift[0] if isinstance(query.statistic, statistics.SteeredSteps) else 0.0
-    return -STEP * STEPS * (mean + drift)
+    return -STEP * STEPS * (mean + pull_of(query))

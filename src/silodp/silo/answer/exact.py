@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,21 +39,20 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
-from silodp.core.statistics import Cells, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, Statistic, SteeredSteps
+from silodp.core.statistics import MAX_EDGES as MAX_EDGES
+from silodp.core.statistics import LocalSteps, Means, Rows, Score, Statistic
 from silodp.silo.answer import lattice
 from silodp.silo.answer.integers import lattice_step, levelled, quantised
-from silodp.silo.answer.scaling import histogram_rows, moment_rows
-from silodp.silo.answer.scoring import cell_rows
-from silodp.silo.answer.slots import Rows, computed, pinned, slots, verify
+from silodp.silo.answer.slots import computed, pinned, slots, verify
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
 
-MAX_DIM, MAX_RECORDS, MAX_EDGES = 2**26, 2**31, 2**10
+MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
@@ -92,64 +91,42 @@ class Exact:
             for w in (ordinary, 1e150 * ordinary):
                 verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
             score = Score(ordinary, 2, 1.0)
-            verify(cell_rows(score, self.problem, ordinary[0]), like, sizes, score.shape[-1])
+            verify(score.rows(self.problem, 0), like, sizes, score.shape[-1])
 
     def check(self, query: Query) -> None:
-        """Raises Refused, before any charge, for what gate.check does not know of: feature statistics, runs beside the first, the lattice."""
-        match query.statistic:
-            case Histogram(edges=edges, features=features):
-                if features != self.features or not 1 <= len(edges) <= MAX_EDGES:
-                    raise Refused("shape")
-                if not bool(torch.isfinite(edges).all()):
-                    raise Refused("not-finite")
-                _refuse_unordered(edges[:-1], edges[1:])
-            case Moments(low=low, high=high):
-                if not len(low) == len(high) == self.features:
-                    raise Refused("shape")
-                _refuse_unordered(low, high)
-            case Score() if not self._held.any():
-                raise Refused("batch")
+        """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
+        query.statistic.check_silo(self.features, int(self._held.sum()))
         check_lattice(query, query.statistic.shape[-1], self._n)
-        if isinstance(query.statistic, Cells) and query.statistic.reach > 4 * Fraction(query.mechanism.clip) ** 2:
-            raise Refused("clip")
+        query.statistic.check_reach(float(query.mechanism.clip))
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy, memory or the stored partition fails."""
-        with pinned(self._threads):
-            return self._answer(query)
-
-    def _answer(self, query: Query) -> Tensor:
         mechanism = query.mechanism
-        if isinstance(mechanism, Shuffled):
-            return torch.from_numpy(self._counts(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])).reshape(1, 1, -1)
-        match query.statistic:
-            case LocalSteps() as statistic:
-                answer = self._local_steps(statistic, mechanism)
-            case Cells() as statistic:
-                answer = self._cells(statistic, mechanism)
-            case Histogram() | Moments() as statistic:  # a value that was filled in is none of the record's
+        means = Means(lambda statistic: mechanism.noised(self, statistic), lambda statistic: self._local_steps(statistic, mechanism))
+        with pinned(self._threads):
+            return query.statistic.answer(means).nan_to_num().reshape(1, 1, -1)
+
+    def gaussian(self, mechanism: Gaussian, statistic: Statistic) -> Tensor:
+        """The mean of the statistic's vectors under the silo's own noise."""
+        rows, source = self._rows_of(statistic), None
+        match statistic.view:
+            case "given":  # a value that was filled in is none of the record's
                 source = self._x.masked_fill(self._absent, math.nan)
-                answer = self._release(self._rows_of(statistic), mechanism, statistic.shape[-1], source=source)
-            case _:
-                answer = self._release(self._rows_of(query.statistic), mechanism, query.statistic.shape[-1])
-        return answer.nan_to_num().reshape(1, 1, -1)
+            case "missing":
+                source = self._absent
+        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, self._held if statistic.on_held_out else None)
+
+    def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
+        """What the silo adds to a total."""
+        return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1]))
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        match statistic:
-            case Grad(w=w):
-                return self._gradients([w])
-            case GradDiff(w=w, reference=reference):
-                return self._gradients([w, reference])
-            case Histogram(edges=edges):
-                return histogram_rows(edges.double())
-            case Moments(low=low, high=high):
-                return moment_rows(low.double(), high.double())
-        raise AssertionError("local steps are no sum over records, and cells have an arithmetic of their own")
+        return statistic.rows(self.problem, 0, torch.float64) or self._gradients(list(statistic.points))
 
-    def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
+    def _local_steps(self, statistic: LocalSteps, mechanism: Any) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
         start = local = statistic.w.double()
-        drift = statistic.drift.double() if isinstance(statistic, SteeredSteps) else 0.0
+        drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
         for _ in range(statistic.steps):
             g = self._release(self._gradients([local]), mechanism, start.shape[-1])
             try:
@@ -160,13 +137,6 @@ class Exact:
                 break
             local = moved
         return local - start
-
-    def _cells(self, statistic: Cells, mechanism: Gaussian) -> Tensor:
-        scored = isinstance(statistic, Score)
-        rows = cell_rows(statistic, self.problem, statistic.w[0].double() if scored else None)
-        part = self._held if scored else None
-        source = self._absent if isinstance(statistic, MissingRates) else None
-        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, part)
 
     def _release(
         self,
@@ -266,13 +236,6 @@ class Exact:
         return gradients
 
 
-def _refuse_unordered(low: Tensor, high: Tensor) -> None:
-    if not bool(torch.isfinite(low).all() and torch.isfinite(high).all() and torch.isfinite(high.double() - low.double()).all()):
-        raise Refused("not-finite")
-    if not bool((low < high).all()):
-        raise Refused("shape")
-
-
 # --- the lattice ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -283,20 +246,29 @@ def noise_scale(mechanism: Gaussian, gamma: float) -> float:
 
 def check_lattice(query: Query, dim: int, n: int) -> None:
     """Refuses, before the charge, what the lattice cannot carry: more than one run, too many coordinates, a clip or noise off its scale."""
-    mechanism = query.mechanism
     if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
         raise Refused("shape")
     if n > MAX_RECORDS:
         raise Refused("batch")
-    if isinstance(mechanism, Shuffled):
+    query.mechanism.noised(_Limits(), dim, n)
+
+
+class _Limits:
+    """Refuses noise that cannot be drawn."""
+
+    def gaussian(self, mechanism: Gaussian, dim: int, n: int) -> None:
+        _check_clip(mechanism)
+        anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
+        if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
+            raise Refused("noise")
+
+    def binomial(self, mechanism: Shuffled, dim: int, n: int) -> None:
         coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits if mechanism.noise_bits > 0 else 0
         if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
             raise Refused("noise")
-        if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
-            raise Refused("clip")
-        return
+        _check_clip(mechanism)
+
+
+def _check_clip(mechanism: Mechanism) -> None:
     if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
         raise Refused("clip")
-    anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
-    if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
-        raise Refused("noise")

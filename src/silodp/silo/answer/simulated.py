@@ -22,14 +22,13 @@ from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
-from silodp.core.statistics import Cells, Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
+from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import LocalSteps, Means, Statistic
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.native import standard_normals
-from silodp.silo.answer.scaling import histogram_sum, moments_sum
-from silodp.silo.answer.scoring import cell_sums
 from silodp.silo.data.records import Records
 
+_CHUNK = 2**12
 NOISE = (0x51_10_DB,)
 """Sets noise apart from public coins that happen to have the same seed."""
 
@@ -52,26 +51,39 @@ class Simulated:
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its Gaussian noise."""
-        statistic, mechanism = query.statistic, query.mechanism
-        match statistic:
-            case Grad(w=w):
-                return self._noisy(self._mean(w, None, mechanism, silos), mechanism, silos)
-            case GradDiff(w=w, reference=reference):
-                return self._noisy(self._mean(w, reference, mechanism, silos), mechanism, silos)
-            case LocalSteps():
-                return self._local_steps(statistic, mechanism, silos)
-            case Histogram(edges=edges):
-                return self._noisy(self._plain(histogram_sum(self.records, edges), mechanism, silos), mechanism, silos)
-            case Moments(low=low, high=high):
-                return self._noisy(self._plain(moments_sum(self.records, low, high), mechanism, silos), mechanism, silos)
-            case Cells():
-                sums = cell_sums(statistic, self.problem, self.records.select(silos))
-                return self._noisy(sums / self._batch(mechanism.sampling, silos), mechanism, silos)
+        mechanism = query.mechanism
+        means = Means(
+            lambda statistic: self._noisy(self._means(statistic, mechanism, silos), mechanism, silos),
+            lambda statistic: self._local_steps(statistic, mechanism, silos),
+        )
+        return query.statistic.answer(means)
+
+    def _means(self, statistic: Statistic, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+        """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
+        if statistic.rows(self.problem, 0) is None:
+            w, *reference = statistic.points
+            return self._mean(w, reference[0] if reference else None, mechanism, silos)
+        sums = torch.zeros(statistic.shape[0], len(silos), statistic.shape[-1], dtype=torch.float64)
+        for run in range(len(sums)):
+            rows = statistic.rows(self.problem, run)
+            assert rows is not None
+            for at, silo in enumerate(silos):
+                n = self.records.counts[silo]
+                for start in range(0, n, _CHUNK):
+                    part = slice(start, min(n, start + _CHUNK))
+                    sums[run, at] += rows(self._view(statistic.view, silo, part), self.records.y[silo, part]).sum(0).cpu()
+        return sums / self._batch(mechanism.sampling, silos)
+
+    def _view(self, view: str, silo: int, part: slice) -> Tensor:
+        x, absent = self.records.x[silo, part], self.records.absent
+        if view == "filled":
+            return x
+        return absent[silo, part] if view == "missing" else x.masked_fill(absent[silo, part], torch.nan)
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
         start = statistic.w.unsqueeze(1)
-        drift = statistic.drift.to(start).unsqueeze(1) if isinstance(statistic, SteeredSteps) else 0.0
+        drift = statistic.pull.to(start).unsqueeze(1) if isinstance(statistic.pull, Tensor) else statistic.pull
         local = start.expand(-1, len(silos), -1)
         for _ in range(statistic.steps):
             g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
@@ -82,25 +94,20 @@ class Simulated:
         at = list(silos)
         records = self.records if at == list(range(len(self.records))) else self.records.select(at)
         weight = self._weight(mechanism.sampling, at)
-        if weight.dim() == 2 and not isinstance(mechanism.sampling, FullBatch):
+        if weight.dim() == 2 and not mechanism.sampling.whole:
             records, weight = _chosen(records, weight)
         total = clipped_sum(
             self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, engines=ENGINES
         )
         return total.div_(self._batch(mechanism.sampling, at).to(total))
 
-    def _plain(self, sums: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        if not isinstance(mechanism.sampling, FullBatch):
-            raise AssertionError("feature statistics use every record")
-        return (sums[list(silos)] / self._batch(mechanism.sampling, silos)).unsqueeze(0)
-
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         return _batches(sampling, tuple(self.records.counts[s] for s in silos))
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        return self._counts(mean, mechanism, silos) if isinstance(mechanism, Shuffled) else self._gaussian(mean, mechanism, silos)
+        return mechanism.noised(self, mean, silos)
 
-    def _counts(self, mean: Tensor, mechanism: Shuffled, silos: Sequence[int]) -> Tensor:
+    def binomial(self, mechanism: Shuffled, mean: Tensor, silos: Sequence[int]) -> Tensor:
         """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b, p).
 
         Runs of one world and as many noise bits share their draws. Rounding K records is drawn as one Gaussian of its largest variance, K / 4.
@@ -120,7 +127,7 @@ class Simulated:
         rounded = ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which]).round_().clamp_(min=0.0).minimum(most)
         return rounded + torch.from_numpy(noise).to(**on)[which]
 
-    def _gaussian(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def gaussian(self, mechanism: Gaussian, mean: Tensor, silos: Sequence[int]) -> Tensor:
         """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
         multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
         multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
@@ -139,7 +146,7 @@ class Simulated:
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
-        if isinstance(sampling, FullBatch):
+        if sampling.whole:
             return self._everyone if list(silos) == list(range(len(self.records))) else self._everyone[list(silos)]
         mask = self.records.mask[list(silos)]
         match sampling:

@@ -17,16 +17,14 @@ is asked for in sizes that no record influences: it then fails for this data set
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-
-Rows = Callable[[Tensor, Tensor], Tensor]
-"""Vectors (m, d) of m records, from their features (for MissingRates: where they are missing) and targets."""
+from silodp.core.statistics import Rows
 
 CHUNK = 2**20
 """Numbers in a chunk of records' gradients: 8 MiB."""

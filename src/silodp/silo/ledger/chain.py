@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, TotalEvent
+from silodp.core.events import EVENTS, Event, TotalEvent
+from silodp.core.fields import REAL
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, Rule, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
+from silodp.core.sampling import SAMPLINGS
 from silodp.silo.ledger.holds import Holds
 
 SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
-
-SAMPLINGS: dict[str, type[Sampling]] = {kind.__name__: kind for kind in (FullBatch, DisjointBatches, Poisson, WithoutReplacement)}
 
 
 class Altered(Exception):
@@ -48,11 +47,11 @@ def sealed(what: str, value: Any) -> str:
 
 def plain(event: Event | TotalEvent) -> dict[str, Any]:
     """The event of one data set's ledger as it is written down, and can be read again; Refused if it is not one, or senseless."""
-    single = _single_totals(event) if isinstance(event, TotalEvent) else _single(event)
+    single = event.single()
     try:
         data = json.loads(canonical(event_data(single)))
         sampling = event_of(data).sampling
-        if isinstance(sampling, DisjointBatches):
+        if sampling.bucket:
             named = len(sampling.partition) <= 200 and sampling.partition.isprintable()
             if not (named and 0 <= operator.index(sampling.index) < operator.index(sampling.batches)):
                 raise Refused("batch")
@@ -61,35 +60,14 @@ def plain(event: Event | TotalEvent) -> dict[str, Any]:
     return data
 
 
-def _single(event: Event) -> Event:
-    try:
-        multiplier, count = np.asarray(event.noise_multiplier, dtype=np.float64), operator.index(event.count)
-    except (TypeError, ValueError):
-        raise Refused("noise") from None
-    if multiplier.size != 1:
-        raise Refused("shape")
-    if not (count >= 1 and 0 <= multiplier.item() < math.inf):  # a negative count would pay the budget back
-        raise Refused("noise")
-    return Event(event.sampling, multiplier.item(), count)
-
-
-def _single_totals(event: TotalEvent) -> TotalEvent:
-    if not all(type(value) is int and value >= 1 for value in (*(getattr(event, name) for name in _COINS), event.count)):
-        raise Refused("noise")
-    return event
-
-
-_COINS = ("levels", "noise_bits", "contributions", "dimension")
-
-
 def event_data(event: Event | TotalEvent) -> dict[str, Any]:
     sampling = {f.name: getattr(event.sampling, f.name) for f in fields(event.sampling)}
     if "rate" in sampling:
         sampling["rate"] = float(sampling["rate"]).hex()
     data = {"sampling": {"type": type(event.sampling).__name__, **sampling}, "count": event.count}
-    if isinstance(event, TotalEvent):
-        return data | {name: getattr(event, name) for name in _COINS} | {"p": float(event.p).hex()}
-    return data | {"noise_multiplier": float(event.noise_multiplier).hex()}
+    return data | {
+        name: float(value).hex() if kind == REAL else value for name, kind in event.wire.items() for value in (getattr(event, name),)
+    }
 
 
 def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
@@ -98,10 +76,12 @@ def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     if "rate" in given:
         given["rate"] = float.fromhex(given["rate"])
     sampling = kind(**given)
-    if "levels" in data:
-        levels, bits, contributions, dimension = (data[name] for name in _COINS)
-        return TotalEvent(sampling, levels, bits, float.fromhex(data["p"]), contributions, dimension, data["count"])
-    return Event(sampling, float.fromhex(data["noise_multiplier"]), data["count"])
+    kinds = [kind for kind in EVENTS if kind.wire.keys() <= data.keys()]
+    if len(kinds) != 1:
+        raise KeyError("noise")
+    (made,) = kinds
+    noise = {name: float.fromhex(data[name]) if kind == REAL else data[name] for name, kind in made.wire.items()}
+    return made(sampling=sampling, count=data["count"], **noise)
 
 
 def rule_data(rule: Rule) -> dict[str, Any]:
@@ -254,7 +234,7 @@ class Tally:
 
     def price(self, event: Event | TotalEvent) -> tuple[str, float]:
         """(bucket, amount). A partition's buckets carry its generation: a record that moved may be in two batches of one name, so they add up."""
-        if isinstance(event.sampling, DisjointBatches):
+        if event.sampling.bucket:
             event = replace(event, sampling=replace(event.sampling, partition=f"{event.sampling.partition}@{self.generation}"))
         with np.errstate(all="ignore"):
             bucket, amount = self.rule.price(event, np.asarray(self.records))
@@ -283,8 +263,7 @@ class Tally:
         charged = [(known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values()]
         for bucket, data in [*charged, *([(self.price(event_of(more))[0], more)] if more else [])]:
             event = event_of(data)
-            if isinstance(event, TotalEvent):
-                event = replace(event, contributions=data["own"])
+            event = event.alone(data["own"]) if event.total else event
             shares[bucket] = shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
         return float(rule.total(shares))
 

@@ -23,7 +23,6 @@ import numpy as np
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, Rule
-from silodp.core.sampling import DisjointBatches
 from silodp.host.atomic import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
@@ -301,7 +300,7 @@ class Slip:
         if len(silos) != 1:
             raise Refused("shape")
         data, file = plain(event), self._file
-        if isinstance(event, TotalEvent) != bool(self._round):
+        if event.total != bool(self._round):
             raise Refused("round")
         with file.failing_closed():
             with file.transaction() as connection:
@@ -326,7 +325,7 @@ class Slip:
 
     def _price(self, data: dict) -> tuple[str, float]:
         event = event_of(data)
-        if self._held is not None or isinstance(event.sampling, DisjointBatches):
+        if self._held is not None or event.sampling.bucket:
             self._ledger.check_held(self._held)
         try:
             return self._file.tally.price(event)

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import TotalEvent
 from silodp.core.mechanisms import Shuffled
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
@@ -141,8 +142,8 @@ class Door:
         self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
         round = ""
-        if isinstance(query.mechanism, Shuffled):
-            self._check_shuffle(query.mechanism)
+        if query.mechanism.total:
+            self._check_shuffle(as_total(query.mechanism))
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         slip = self._ledger.slip(
@@ -160,7 +161,7 @@ class Door:
         names = self._policy.silo, envelope.query_id, digest
         answer = (
             Sealed(*names, self._sealed(envelope, release), release.event, count, head)
-            if isinstance(release.event, TotalEvent)
+            if release.event.total
             else Answer(*names, release.value[0], release.event, count, head)
         )
         stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
@@ -185,7 +186,7 @@ class Door:
         events = [event for _, event in request.events]
         for event in events:
             self._policy.check_planned(event, n=self._n)
-            if isinstance(event, TotalEvent):
+            if event.total:
                 self._check_shuffle(event)
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
@@ -214,9 +215,8 @@ class Door:
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         """The counts in a box for the shuffler alone, on the silo's condition."""
-        mechanism = envelope.query.mechanism
+        mechanism = as_total(envelope.query.mechanism)
         assert self._shuffling is not None
-        assert isinstance(mechanism, Shuffled)
         (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
         demanded, bits = mechanism.contributions + shuffling.colluding, mechanism.levels + mechanism.noise_bits
         contribution = Contribution(envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy())

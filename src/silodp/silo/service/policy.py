@@ -29,21 +29,22 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
+from silodp.core import sampling as samplings
+from silodp.core import statistics
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.extension import is_file, parse
-from silodp.core.mechanisms import Mechanism, Shuffled
+from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
-from silodp.core.statistics import LocalSteps, Statistic
 from silodp.host.site import Site
 from silodp.host.tables import beside, check_keys, check_number, check_text, check_texts, check_whole, of_table, read_toml
 
 HOUR = 3600.0
-STATISTICS, SAMPLINGS = (tuple(kind.__name__ for kind in get_args(kinds)) for kinds in (Statistic, Sampling))
+STATISTICS, SAMPLINGS = tuple(statistics.STATISTICS), tuple(samplings.SAMPLINGS)
 CODES: dict[str, str] = {
     "size": "The frame is longer than any query about this model can be.",
     "malformed": "The frame is not a query in the one form that this protocol has.",
@@ -190,9 +191,8 @@ class Policy:
             raise Refused("sampling")
         if not (mechanism.clip == 0 or self.clip[0] <= mechanism.clip <= self.clip[1]):
             raise Refused("clip")
-        if not _multiplier(mechanism) >= self.minimum_noise_multiplier:
-            raise Refused("noise")
-        if isinstance(query.statistic, LocalSteps) and not 1 <= query.statistic.steps <= self.maximum_local_steps:
+        self._check_noise(query.event())
+        if not 1 <= query.statistic.releases <= self.maximum_local_steps:
             raise Refused("steps")
         self._check_batch(mechanism.sampling, n)
 
@@ -200,9 +200,16 @@ class Policy:
         """Raises Refused where no question of this event would be answered: nothing is held for it, and nobody works out its price."""
         if type(event.sampling).__name__ not in self.samplings:
             raise Refused("sampling")
-        if not _multiplier(event) >= self.minimum_noise_multiplier:
-            raise Refused("noise")
+        self._check_noise(event)
         self._check_batch(event.sampling, n)
+
+    def _check_noise(self, event: Event | TotalEvent) -> None:
+        try:
+            enough = event.multiplier >= self.minimum_noise_multiplier
+        except (ArithmeticError, ValueError):
+            enough = False
+        if not enough:
+            raise Refused("noise")
 
     def _check_batch(self, sampling: Sampling, n: int) -> None:
         try:
@@ -234,16 +241,6 @@ class Policy:
             raise Refused("run-limit")
         if counts.since(now - HOUR) >= self.queries_per_hour:
             raise Refused("rate")
-
-
-def _multiplier(mechanism: Mechanism | Event | TotalEvent) -> float:
-    """Noise over sensitivity: of a shuffled total, that of all the contributions which the query counts on."""
-    if isinstance(mechanism, Shuffled | TotalEvent):
-        try:
-            return math.sqrt(mechanism.contributions * mechanism.noise_bits * mechanism.p * (1 - mechanism.p)) / mechanism.levels
-        except (ArithmeticError, ValueError):
-            raise Refused("noise") from None
-    return float(mechanism.noise_multiplier)
 
 
 @dataclass(frozen=True)

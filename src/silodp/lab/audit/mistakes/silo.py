@@ -156,7 +156,7 @@ class SharedNoise(Simulated):
 class FloatNoise(Exact):
     """The right sum and the right standard deviation, in float64 and off the lattice (Mironov 2012)."""
 
-    def _release(self, rows, mechanism: Gaussian, dim: int) -> Tensor:
+    def _release(self, rows, mechanism: Gaussian, dim: int, *others) -> Tensor:
         gamma, clip = lattice_step(float(mechanism.clip), dim), float(mechanism.clip)
         total = self._sum(rows, self._batch(mechanism.sampling), clip, gamma, dim)
         mean = torch.from_numpy(gamma * total / mechanism.sampling.batch(self._n))[None]

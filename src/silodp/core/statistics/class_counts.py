@@ -1,0 +1,40 @@
+"""How many records each class has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from silodp.core.errors import Refused
+from silodp.core.fields import INTEGER
+from silodp.core.problem.problem import Problem
+from silodp.core.statistics.cells import Cells, one_hot
+from silodp.core.statistics.statistic import Rows
+
+MAX_CLASSES = 2**16
+"""At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassCounts(Cells):
+    """The class of each record, one-hot; a label outside 0 .. classes - 1 is in no cell."""
+
+    classes: int
+    wire: ClassVar = {"classes": INTEGER}
+
+    @property
+    def numbers(self) -> int:
+        return 0
+
+    @property
+    def cells(self) -> int:
+        return self.classes
+
+    def _check_shapes(self, dim: int, runs: int) -> None:
+        if type(self.classes) is not int or not 2 <= self.classes <= MAX_CLASSES:
+            raise Refused("shape")
+
+    def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        return lambda x, y: one_hot(y, self.classes)

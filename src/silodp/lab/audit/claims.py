@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from silodp.core.mechanisms import Shuffled
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Budget, budget_array
 from silodp.core.privacy.binomial import BinomialSum, epsilon
-from silodp.core.sampling import DisjointBatches
 from silodp.server.plan import Plan
 
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
@@ -40,7 +39,7 @@ def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
     """The totals that one record pays for: all of a kind on full batches, one of each partition."""
     found = []
     for kind, m in plan.mechanisms.items():
-        assert isinstance(m, Shuffled)
-        count = 1 if isinstance(m.sampling, DisjointBatches) else plan.count(kind, 0)
+        m = as_total(m)
+        count = 1 if m.sampling.bucket else plan.count(kind, 0)
         found.append((BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count))
     return found

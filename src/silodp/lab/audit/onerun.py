@@ -7,7 +7,6 @@ and model; its bound is looser in return, and never shows more than about log(gu
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.core.statistics import GradDiff, LocalSteps, SteeredSteps
 from silodp.engine.clipping import clipped_sum
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
@@ -140,10 +137,10 @@ class _Belief:
         if not std > 0:
             return
         member = torch.full((n,), batch / n)
-        if isinstance(mechanism.sampling, FullBatch | DisjointBatches):
+        if not mechanism.sampling.sampled:
             member = answerer._weight(mechanism.sampling, [0]).flatten()
         own = torch.where(torch.arange(n) < n - m, member, 0.0)[None]
-        reference = statistic.reference if isinstance(statistic, GradDiff) else None
+        reference = getattr(statistic, "reference", None)
 
         def answers(data: Records, weight: Tensor) -> Tensor:
             return clipped_sum(problem, statistic.w, data.x, data.y, weight, clip, reference=reference)[0].double() / batch  # type: ignore[union-attr]
@@ -151,9 +148,9 @@ class _Belief:
         low, high = (answers(both, member[-m:, None] * label) for label in torch.eye(2)[:, None])
         known = answers(records, own)[0] + (low + high).sum(0) / 2
         scale = 1.0
-        if isinstance(statistic, LocalSteps):  # as if every local step stood at the first one's point
-            scale, std = -float(statistic.step) * statistic.steps, std * float(statistic.step) * math.sqrt(statistic.steps)
-            known = known + (statistic.drift[0].double() if isinstance(statistic, SteeredSteps) else 0.0)
+        if (pull := getattr(statistic, "pull", None)) is not None:  # local steps, as if every local step stood at the first one's point
+            scale, std = -float(statistic.step) * statistic.steps, std * statistic.gain
+            known = known + (pull[0].double() if isinstance(pull, Tensor) else pull)
         apart = scale * (high - low) / 2 / std
         self._precision += apart @ apart.T
         self._evidence += apart @ ((value - scale * known) / std)

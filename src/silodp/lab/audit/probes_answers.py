@@ -17,12 +17,13 @@ from scipy import stats
 from torch import Tensor, nn
 
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Gaussian, Shuffled
+from silodp.core.mechanisms import Gaussian
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.core.statistics import Grad, GradDiff, LocalSteps, Score, SteeredSteps
+from silodp.core.statistics import Grad, GradDiff, LocalSteps, Score
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import (
     CROWD,
@@ -37,6 +38,7 @@ from silodp.lab.audit.answers import (
     known,
     own_coordinates,
     own_part,
+    pull_of,
     std_of,
 )
 from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
@@ -69,8 +71,8 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     """(releases, coordinates): the noise of as many answers, the first at the door; standard normal where it is what the price says."""
     query, at = row.query(), known(row)
     values = torch.stack([silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]).numpy()
-    if isinstance(query.mechanism, Shuffled):
-        m = query.mechanism
+    if query.mechanism.total:
+        m = as_total(query.mechanism)
         batch = int(m.sampling.batch(N))
         clear = (exact_sum(row)[at].numpy() == 0).nonzero()[0]  # where records pull, rounding adds a coin of its own
         return normal.from_binomial(values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0)
@@ -119,7 +121,7 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
             query.mechanism.sampling.batch(n),
             held if row.statistic is Score else ~held,
         )
-        if isinstance(m, Shuffled):
+        if m.total:
             m, std = replace(m, levels=5, noise_bits=37), math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
         else:
             m = replace(m, noise_multiplier=0.3)
@@ -142,13 +144,12 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
     Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in local steps: their gradients change on the way.
     """
     m, total = query.mechanism, exact_sum(row)
-    if isinstance(m, Shuffled):
+    if m.total:
         batch = int(m.sampling.batch(N))
         sums = (value - batch * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels)
         blur = 2 / m.levels * math.sqrt(batch * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
     else:
-        drift = query.statistic.drift[0] if isinstance(query.statistic, SteeredSteps) else 0.0
-        steps = -value / STEP - row.steps * drift if row.steps > 1 else value
+        steps = -value / STEP - row.steps * pull_of(query) if row.steps > 1 else value
         sums, blur = steps * divisor(query), 2 * float(m.noise_multiplier) * math.sqrt(row.steps)
     counted, rest = np.full(N, -1), sums.clone()
     for k in np.flatnonzero(own_part(query)):
@@ -212,7 +213,7 @@ def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) 
 def _check_charge(row: Row, query: Query, silo: Answering) -> None:
     m, count = query.mechanism, row.steps
     event: Event | TotalEvent
-    if isinstance(m, Shuffled):
+    if m.total:
         event = TotalEvent(m.sampling, m.levels, m.noise_bits, m.p, CROWD, query.statistic.shape[-1], count)
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
@@ -249,14 +250,14 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
     m = query.mechanism
-    if isinstance(m, Shuffled):
+    if m.total:
         return value * (2 / m.levels) * float(m.clip)
     return (value / STEP if row.steps > 1 else value) * int((held if row.statistic is Score else ~held).sum())
 
 
 def _blur(row: Row, query: Query, n: int) -> float:
     m = query.mechanism
-    if isinstance(m, Shuffled):
+    if m.total:
         return 2 / m.levels * float(m.clip) * math.sqrt(n * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
     return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
 

@@ -21,7 +21,7 @@ from scipy import stats
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan
@@ -97,7 +97,7 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True
-    if gate in ("simulated", "deployed") and isinstance(case.batches, FullBatch | DisjointBatches):
+    if gate in ("simulated", "deployed") and not case.batches.sampled:
         lower, surely = (epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM))
         alarm = surely > case.epsilon
     else:  # the claim is not one of Gaussian differential privacy

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.binomial import BinomialSum
 from silodp.core.protocol.box import Contribution
 from silodp.core.protocol.relay import Request
@@ -96,8 +97,7 @@ class Server(Attacker):
 
     def expected(self, query: Query, world: int) -> Tensor:
         """(J, d): the mean of the total over coins."""
-        m, silos = query.mechanism, range(len(self._counts))
-        assert isinstance(m, Shuffled)
+        m, silos = as_total(query.mechanism), range(len(self._counts))
         batch = torch.tensor([[m.sampling.batch(n)] for n in self._counts], dtype=torch.float64)
         mean = self._models[world].answer(replace(query, mechanism=Gaussian(m.kind, m.clip, 0.0, m.sampling)), silos).double()
         clip = torch.as_tensor(m.clip, dtype=torch.float64).reshape(-1, 1, 1)
@@ -105,8 +105,7 @@ class Server(Attacker):
         return (batch * ((unit + 1) * (m.levels / 2) + m.p * m.noise_bits)).sum(1)
 
     def _std(self, query: Query) -> Tensor:
-        m = query.mechanism
-        assert isinstance(m, Shuffled)
+        m = as_total(query.mechanism)
         variance = sum(m.sampling.batch(n) for n in self._counts) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4)
         return torch.full(query.statistic.shape[:1], math.sqrt(variance), dtype=torch.float64)
 

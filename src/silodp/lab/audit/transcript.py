@@ -19,8 +19,8 @@ from torch import Tensor
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
-from silodp.core.statistics import Grad, LocalSteps
+from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
+from silodp.core.statistics import Grad
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.algorithms import find
@@ -68,7 +68,7 @@ class Case:
 
 def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
     """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the attacker how large the noise really is."""
-    worlds = neighbours(quiet=not isinstance(case.batches, FullBatch | DisjointBatches))
+    worlds = neighbours(quiet=case.batches.sampled)
     return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline), runs, seed)
 
 
@@ -160,7 +160,7 @@ class Attacker:
 
     def loudness(self, query: Query, value: Tensor) -> float:
         """Size of the noise in what the first data set gives, in units of the claimed one; 1 where batches are secret."""
-        if not isinstance(query.mechanism.sampling, FullBatch | DisjointBatches):
+        if query.mechanism.sampling.sampled:
             return 1.0
         residual = (value - self.expected(query, 0)) / self._std(query)[:, None]
         return max(float(residual[residual.isfinite()].square().mean().sqrt()), 1e-6)
@@ -169,7 +169,7 @@ class Attacker:
         """(J,): log of the density of what was heard (J, d) under the second data set over that under the first."""
         sampling, std = query.mechanism.sampling, self._std(query) * loudness
         first, second = self.expected(query, 0), self.expected(query, 1)
-        if isinstance(sampling, FullBatch | DisjointBatches):
+        if not sampling.sampled:
             apart = ((value - (first + second) / 2) * (second - first)).sum(-1) / std**2
             return torch.where(std > 0, apart, 0.0)
         rate = sampling.batch(self._counts[0]) / self._counts[0]
@@ -181,7 +181,7 @@ class Attacker:
         """(J, d): silo 0's answer without noise if the canary is in the batch; sub-sampled batches hold nobody else who pulls."""
         mechanism, sampling = replace(query.mechanism, noise_multiplier=0.0), query.mechanism.sampling
         scale = 1.0
-        if isinstance(sampling, Poisson | WithoutReplacement):
+        if sampling.sampled:
             mechanism, scale = replace(mechanism, sampling=FullBatch()), self._counts[0] / sampling.batch(self._counts[0])
         return scale * self._models[world].answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
 
@@ -194,6 +194,4 @@ class Attacker:
         multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64).reshape(-1)[0]
         sensitivity = torch.as_tensor(query.mechanism.sensitivity(self._counts[0]), dtype=torch.float64).reshape(-1)
         std = (multiplier * sensitivity).expand(query.statistic.shape[0])
-        if isinstance(query.statistic, LocalSteps):
-            return std * float(query.statistic.step) * math.sqrt(query.statistic.steps)
-        return std
+        return std * query.statistic.gain

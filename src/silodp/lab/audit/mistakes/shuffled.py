@@ -90,7 +90,7 @@ class DemandsNothing(Door):
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
         mechanism = envelope.query.mechanism
         assert self._shuffling is not None
-        assert isinstance(mechanism, Shuffled)
+        assert mechanism.total
         (shuffling, pseudonym), bits = self._shuffling, mechanism.levels + mechanism.noise_bits
         own = int(mechanism.sampling.batch(self._n))
         return encrypt_box(Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()), shuffling.shuffler, pseudonym)

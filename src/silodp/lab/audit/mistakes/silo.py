@@ -23,7 +23,6 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import decode_query, decode_reply, encode_reply
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling, WithoutReplacement
-from silodp.core.statistics import GradDiff
 from silodp.lab.audit.mistakes import Mistakes, during, keyed
 from silodp.server.plan import Plan, calibrate
 from silodp.silo.answer.exact import Exact, lattice_step
@@ -126,7 +125,7 @@ class AnchorsOnly(Simulated):
     """Differences are small, so they are sent as they are."""
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        if isinstance(query.statistic, GradDiff):
+        if hasattr(query.statistic, "reference"):
             query = replace(query, mechanism=replace(query.mechanism, noise_multiplier=0.0))
         return super().answer(query, silos)
 

@@ -56,7 +56,7 @@ NUMBERS = itertools.count()
 
 
 def hold(ledger, run, *events, id="", asker="server", now=0.0, caps=None, number=None) -> Outcome:
-    held = ledger._file.snapshot().generation
+    generation = ledger._file.snapshot().generation
     about = {
         "hold": id or f"hold of {run}",
         "digest": DIGEST,
@@ -64,15 +64,15 @@ def hold(ledger, run, *events, id="", asker="server", now=0.0, caps=None, number
         "run": run,
         "number": next(NUMBERS) if number is None else number,
     }
-    return take(ledger, **about, events=events, caps=caps or Caps(), now=now, held=held)
+    return take(ledger, **about, events=events, caps=caps or Caps(), now=now, generation=generation)
 
 
 def charge(ledger, run, event=HUNDREDTH, *, id=None, asker="server", now=0.0) -> str:
     """ "", or the code of the refusal."""
     shuffled = {"round": os.urandom(32).hex()} if isinstance(event, TotalEvent) else {}
     try:
-        slip = ledger.slip(query_id=id or os.urandom(8).hex(), digest=bytes(32), kind="k", asker=asker, run=run, now=now, **shuffled)
-        slip.charge(event, [0])
+        asked = ledger.for_query(query_id=id or os.urandom(8).hex(), digest=bytes(32), kind="k", asker=asker, run=run, now=now, **shuffled)
+        asked.charge(event, [0])
     except Refused as refusal:
         return refusal.code
     return ""

@@ -193,7 +193,7 @@ def test_parts_of_people_dealt_at_random_hardly_ever_agree():
         draw = np.random.default_rng(seed)
         table = np.column_stack([draw.integers(18, 95, 900), draw.normal(130, 20, 900).round(), draw.integers(0, 4, (900, 3))])
         one, other = (Identity.of(table[k], table[k, 0] % 2) for k in (slice(600), slice(600, 900)))
-        shares.append(likeness(one, other).parts)
+        shares.append(likeness(one, other).columns)
     assert shares == [0.0] * 20
 
 
@@ -284,7 +284,7 @@ def test_next_months_export_goes_on_with_its_ledger_and_gets_no_other(tmp_path):
     with pytest.raises(BadInput, match="in common with the one whose ledger"):
         provision(tmp_path / "again", data=data, **about)
     ledger, held = DurableLedger.open(tmp_path / "gate" / "ledger.db"), read_records(place, find_schema(place))
-    ledger.hold(*held.known_by, registry=tmp_path / "registry")
+    ledger.recognise(*held.known_by, registry=tmp_path / "registry")
     assert ledger.records == 3001
     ledger.verify()
 

@@ -40,8 +40,8 @@ ledger = DurableLedger.open(folder / "ledger")
 marks = os.open(folder.parent.parent / "marks", os.O_WRONLY | os.O_CREAT)
 os.write(marks, b"start")
 for k in range(2):
-    slip = ledger.slip(query_id=f"q{k}", digest=bytes(32), kind="grad", asker="server", run="run")
-    answer = slip.settle(Event(FullBatch(), 10.0), [0], lambda: os.write(marks, b"read q%d" % k) * b"" or os.urandom(2000))
+    asked = ledger.for_query(query_id=f"q{k}", digest=bytes(32), kind="grad", asker="server", run="run")
+    answer = asked.settle(Event(FullBatch(), 10.0), [0], lambda: os.write(marks, b"read q%d" % k) * b"" or os.urandom(2000))
     os.write(marks, b"sent q%d %s" % (k, answer.hex().encode()))
 """
 
@@ -149,6 +149,6 @@ def test_a_power_cut_at_any_step_undoes_no_charge_behind_an_answer_and_loses_no_
                 ledger.verify()
                 assert {mark[1] for mark in marks if mark[0] == "read"} <= {e.query_id for e in ledger.entries()}
                 for _, query_id, answer in (mark for mark in marks if mark[0] == "sent"):
-                    assert ledger.slip(query_id=query_id, **QUERY).answer == bytes.fromhex(answer)
+                    assert ledger.for_query(query_id=query_id, **QUERY).answer == bytes.fromhex(answer)
     assert [mark[0] for mark in marks] == ["start", "read", "sent", "read", "sent"]
     assert cuts > 80

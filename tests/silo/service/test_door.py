@@ -27,7 +27,7 @@ from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, Local
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw
-from silodp.silo.ledger.durable import DurableLedger, Identity, Slip
+from silodp.silo.ledger.durable import DurableLedger, Identity, QueryLedger
 from silodp.silo.service import door as module
 from silodp.silo.service import policy as policies
 from silodp.silo.service.door import Door, definition_hash
@@ -335,7 +335,7 @@ def test_a_door_is_not_charged_by_another_number_of_records_than_it_draws_from(t
     """A batch of floor(n / 10) of n records has the price of that n: a door that holds more records than the ledger knows pays too little."""
     x, y = table()
     door, ledger = silo(tmp_path, rule=Renyi(8.0))
-    ledger.hold(x[:-1], y[:-1], registry=tmp_path / "registry")
+    ledger.recognise(x[:-1], y[:-1], registry=tmp_path / "registry")
     assert code(door, asked("q1", sampling=WithoutReplacement(0.5))) == "ledger"
 
 
@@ -345,12 +345,12 @@ def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_ba
     door, ledger = silo(tmp_path)
     edited = x.copy()
     edited[0, 0] += 1
-    charge = Slip.charge
+    charge = QueryLedger.charge
 
-    def interrupted(slip, event, silos):
-        charge(slip, event, silos)
+    def interrupted(ledger_of_query, event, silos):
+        charge(ledger_of_query, event, silos)
         for features in (edited, x):
-            ledger.hold(features, y, registry=tmp_path / "registry")
+            ledger.recognise(features, y, registry=tmp_path / "registry")
 
-    monkeypatch.setattr(Slip, "charge", interrupted)
+    monkeypatch.setattr(QueryLedger, "charge", interrupted)
     assert code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"

@@ -29,7 +29,7 @@ from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments
 from silodp.silo.answer import exact
 from silodp.silo.data.records import Records
-from silodp.silo.ledger.durable import DurableLedger, Identity, Slip
+from silodp.silo.ledger.durable import DurableLedger, Identity, QueryLedger
 from silodp.silo.service.door import Door, definition_hash
 from silodp.silo.service.policy import SAMPLINGS, STATISTICS, Policy, Shuffling
 
@@ -153,11 +153,13 @@ def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path
     assert code(door, asked("q4", round="1")[1]) == "answered"
     again = DurableLedger.open(tmp_path / "ledger.db")
     again.verify()
-    slip = again.slip(query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", round=asked("q5")[0].shuffle_round)
+    ledger_of_query = again.for_query(
+        query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", round=asked("q5")[0].shuffle_round
+    )
     with pytest.raises(Refused, match="round"):
-        slip.charge(asked("q5")[0].query.event(), [0])
+        ledger_of_query.charge(asked("q5")[0].query.event(), [0])
     with pytest.raises(Refused, match="round"):
-        again.slip(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r").charge(asked("q6")[0].query.event(), [0])
+        again.for_query(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r").charge(asked("q6")[0].query.event(), [0])
 
 
 def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_limited(tmp_path):
@@ -216,12 +218,13 @@ def test_of_two_processes_that_both_find_room_for_one_answer_only_one_is_charged
     assert code(door, asked("q1")[1]) == "answered"
     about = {"digest": b"x" * 32, "kind": "anchor", "asker": "a", "run": "r", "most_local": 1.01 * ledger.local()}
     _, kept = silo(tmp_path / "b")
-    slips = [
-        DurableLedger.open(kept.path).slip(query_id=name, round=asked(name, round=name)[0].shuffle_round, **about) for name in ("q1", "q2")
+    queries = [
+        DurableLedger.open(kept.path).for_query(query_id=name, round=asked(name, round=name)[0].shuffle_round, **about)
+        for name in ("q1", "q2")
     ]
-    slips[0].charge(asked("q1")[0].query.event(), [0])
+    queries[0].charge(asked("q1")[0].query.event(), [0])
     with pytest.raises(Refused, match="local"):
-        slips[1].charge(asked("q2")[0].query.event(), [0])
+        queries[1].charge(asked("q2")[0].query.event(), [0])
     assert [entry.query_id for entry in kept.entries()] == ["q1"]
 
 
@@ -230,7 +233,7 @@ def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limi
     assert code(door, asked("q1")[1]) == "answered"
     strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * ledger.local()))
     with monkeypatch.context() as broken:
-        broken.setattr(Slip, "store", lambda slip, answer: 1 / 0)
+        broken.setattr(QueryLedger, "store", lambda ledger_of_query, answer: 1 / 0)
         assert code(strict, asked("q1")[1]) == "internal"
     assert [entry.act for entry in kept.entries()] == ["charge"]
     assert code(strict, asked("q1")[1]) == "answered"
@@ -382,13 +385,14 @@ def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
 
 
 def test_a_ledger_whose_own_contributions_were_altered_is_refused(tmp_path):
-    from silodp.silo.ledger.chain import Altered, Tally, canonical
+    from silodp.silo.ledger.chain import Altered, canonical
+    from silodp.silo.ledger.tally import Tally
 
     door, ledger = silo(tmp_path)
     door.handle(asked("q1")[1])
     entry = next(iter(ledger.entries()))
     more = canonical(json.loads(entry.event) | {"own": 4000})
     forged = replace(entry, event=more)
-    forged = replace(forged, hash=forged.seal())
+    forged = forged.chained()
     with pytest.raises(Altered, match="own"):
         Tally(ledger.settings).apply(forged)

@@ -122,7 +122,7 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
 def partitions(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The ledger's partitions: 40 of them are permutations, all different, in which no place is likelier than another."""
     silo = Answering(folder / "partitions", pipeline, Gaussian)
-    orders = np.stack([silo.ledger.partition(f"p{i}", 3, held=silo.door._held) for i in range(40)])
+    orders = np.stack([silo.ledger.partition(f"p{i}", 3, generation=silo.door._generation) for i in range(40)])
     if not (np.sort(orders, 1) == np.arange(N)).all():
         raise Caught("a partition leaves a record out, or has one twice")
     if len({order.tobytes() for order in orders}) < len(orders):

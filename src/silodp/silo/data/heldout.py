@@ -13,6 +13,7 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.silo.data.records import Records
+from silodp.silo.ledger.columns import GOLDEN, splitmix
 
 
 def held_out(n: int, share: float) -> np.ndarray:
@@ -20,7 +21,7 @@ def held_out(n: int, share: float) -> np.ndarray:
     if not 0 <= share < 1:
         raise BadInput(f"the held-out share is {share:g}; it must be 0 or more, and less than 1")
     mask = np.zeros(n, bool)
-    mask[np.argsort(_mixed(np.arange(n, dtype=np.uint64)), kind="stable")[: int(share * n)]] = True
+    mask[np.argsort(splitmix(np.arange(n, dtype=np.uint64) * GOLDEN), kind="stable")[: int(share * n)]] = True
     return mask
 
 
@@ -42,11 +43,3 @@ def _padded(part: list, like: Records) -> Records:
         return made
     missing = torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
     return Records(made.x, made.y, made.counts, made.names, missing)
-
-
-def _mixed(k: np.ndarray) -> np.ndarray:
-    """SplitMix64 of each position: the same on every machine and in every version."""
-    z = (k + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

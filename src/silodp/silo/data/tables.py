@@ -20,7 +20,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.schema import OTHER, Column, Schema
 from silodp.silo.data.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
 from silodp.silo.data.images import read_images
-from silodp.silo.ledger.parts import exactly
+from silodp.silo.ledger.columns import exactly
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has

@@ -9,29 +9,26 @@ Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import secrets
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, Rule
 from silodp.host.atomic import sync_folder
 from silodp.silo.answer.lattice import Keystream
-from silodp.silo.ledger.chain import SLACK, Entry, Known, Settings, Tally, canonical, event_of, plain
+from silodp.silo.ledger.chain import Entry, LedgerSettings
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
-from silodp.silo.ledger.holds import SLACK as HELD_SLACK
-from silodp.silo.ledger.holds import Amounts, added
 from silodp.silo.ledger.identity import Identity, Registered, Registry, tag
+from silodp.silo.ledger.query import QueryLedger
+from silodp.silo.ledger.tally import Tally
 
-__all__ = ["DurableLedger", "Entry", "Identity", "Slip"]
+__all__ = ["DurableLedger", "Entry", "Identity", "QueryLedger"]
 
 
 class DurableLedger:
@@ -39,7 +36,7 @@ class DurableLedger:
 
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
-        self._held: int | None = None  # the generation of the records that this object was last shown
+        self._generation: int | None = None  # the generation of the records that this object was last shown
 
     @classmethod
     def create(
@@ -62,7 +59,7 @@ class DurableLedger:
         key = secrets.token_bytes(32)
         sketch, layout = identity.sketch(key), identity.layout_under(key)
         elsewhere = str(Path(anchor).resolve()) if anchor else ""
-        settings = Settings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere)
+        settings = LedgerSettings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere)
         empty, place, known = Tally(settings), file.anchor(settings), Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
@@ -87,7 +84,7 @@ class DurableLedger:
                 raise BadInput(f"the ledger {file.path} cannot be written: {reason(error)}") from None
             undo.pop_all()
         ledger = cls.open(path, anchor=anchor)
-        ledger._held = 0
+        ledger._generation = 0
         return ledger
 
     @classmethod
@@ -104,7 +101,7 @@ class DurableLedger:
 
     # --- answering --------------------------------------------------------------------------------------------------------------
 
-    def slip(
+    def for_query(
         self,
         *,
         query_id: str,
@@ -113,72 +110,63 @@ class DurableLedger:
         asker: str,
         run: str,
         round: str = "",
-        held: int | None = None,
+        generation: int | None = None,
         most_local: float = math.inf,
         now: float | None = None,
-    ) -> Slip:
-        """The slip of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
+    ) -> QueryLedger:
+        """The ledger of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
 
-        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `held`, from `hold`, names
-        the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would take what the
-        shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs that have not run out by `now`, in
-        seconds since 1970, are not taken away from them.
+        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `generation`, from
+        `recognise`, names the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would
+        take what the shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs that have not run out by
+        `now`, in seconds since 1970, are not taken away from them.
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        slip = Slip(self, self._held if held is None else held, most_local, now, round=round, **about, digest=digest.hex())
-        with self._file.failing_closed():
-            with self._file.transaction() as connection:
-                answer = self._file.answer(connection, slip.known())
-            self._file.pin()
-        slip.answer = answer
-        return slip
+        records = self._generation if generation is None else generation
+        return QueryLedger(self._file, records, most_local, now, round=round, **about, digest=digest.hex())
 
-    def partition(self, name: str, batches: int, *, held: int | None = None) -> np.ndarray:
+    def partition(self, name: str, batches: int, *, generation: int | None = None) -> np.ndarray:
         """The stored permutation of range(n) for this partition: drawn once, durable before its first use, and never drawn again.
 
         It holds for the records as they were checked; once they change, another is drawn, whose batches are charged on top of the old ones.
         """
         file = self._file
-        with file.failing_closed():
-            with file.transaction() as connection:
-                self.check_held(self._held if held is None else held)
-                tally, key = file.tally, file.sketch(connection).key
-                entry = tally.partitions.get((name, batches, tally.generation))
-                if entry is None:
-                    drawn = Keystream().permutation(tally.records).astype("<u4").tobytes()
-                    event = {"partition": name, "batches": batches, "hmac": tag(key, b"partition", drawn).hex()}
-                    entry = file.append(connection, "partition", event=event)
-                    connection.execute("INSERT INTO partitions VALUES (?, ?)", (entry.sequence, drawn))
-                stored = file.permutation(connection, entry, key)
-            file.pin()
+        with file.change() as connection:
+            file.check_generation(self._generation if generation is None else generation)
+            tally, key = file.tally, file.sketch(connection).key
+            entry = tally.partitions.get((name, batches, tally.generation))
+            if entry is None:
+                drawn = Keystream().permutation(tally.records).astype("<u4").tobytes()
+                event = {"partition": name, "batches": batches, "hmac": tag(key, b"partition", drawn).hex()}
+                entry = file.append(connection, "partition", event=event)
+                connection.execute("INSERT INTO partitions VALUES (?, ?)", (entry.sequence, drawn))
+            stored = file.permutation(connection, entry, key)
         return np.frombuffer(stored, "<u4").astype(np.int64)
 
     def purge(self, query_id: str) -> None:
         """Drops the stored answer. Its charge stays, and its id is refused from now on, never computed again."""
         file = self._file
-        with file.explained():
-            with file.transaction() as connection:
-                known = file.tally.queries.get(query_id)
-                if known is None:
-                    raise BadInput(f"the ledger {self.path} has no query {query_id!r}")
-                if not known.purged:
-                    about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
-                    file.append(connection, "purge", event={}, **about)
-                    if known.answer:
-                        connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
-            file.pin()
+        with file.change(explain=True) as connection:
+            known = file.tally.queries.get(query_id)
+            if known is None:
+                raise BadInput(f"the ledger {self.path} has no query {query_id!r}")
+            if not known.purged:
+                about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
+                file.append(connection, "purge", event={}, **about)
+                if known.answer:
+                    connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
 
     def check_identity(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> float:
-        """`hold`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
-        known, self._held = self.hold(x, y, exact, registry=registry)
+        """`recognise`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
+        known, self._generation = self.recognise(x, y, exact, registry=registry)
         return known
 
-    def hold(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> tuple[float, int]:
+    def recognise(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> tuple[float, int]:
         """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
 
-        To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever holds
+        To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever has
         records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
         happened, and the new n, is public: the count of entries is in each release.
         """
@@ -196,15 +184,10 @@ class DurableLedger:
                     sketch = sketch.merged(identity.sketch(sketch.key))
                     event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
                     generation = file.append(connection, "records", event=event).sequence
-                    connection.execute("UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.parts))
+                    connection.execute("UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.profiles))
             known.keep(Registered(name, self.path, sketch))
             file.pin()
         return likeness.known, generation
-
-    def check_held(self, held: int | None) -> None:
-        """Within a transaction: refuses whoever holds other records than those that the ledger was last shown."""
-        if held != self._file.tally.generation:
-            raise Refused("ledger")
 
     # --- looking ----------------------------------------------------------------------------------------------------------------
 
@@ -213,7 +196,7 @@ class DurableLedger:
         return self._file.path
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> LedgerSettings:
         """What was fixed when the ledger was made: rule, budget and the first number of records."""
         return self._file.tally.settings
 
@@ -266,123 +249,3 @@ class DurableLedger:
     def verify(self) -> None:
         """Replays the whole file as if for the first time; BadInput with a sentence that names the entry if anything is not as it was written."""
         self._file.verify()
-
-
-class Slip:
-    """One query's way through the ledger: charge, then store. It is the gate's Ledger for that query.
-
-    Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
-    """
-
-    def __init__(
-        self, ledger: DurableLedger, held: int | None, most_local: float, now: float | None, *, round: str = "", **about: str
-    ) -> None:
-        self._now = time.time() if now is None else now
-        self._ledger, self._file, self._held, self._most_local, self._about = ledger, ledger._file, held, most_local, about
-        self._round = {"round": round} if round else {}
-        self.answer: bytes | None = None
-        """The bytes that may be sent: durable, and the same for every call with this id."""
-
-    def known(self) -> Known | None:
-        """What has become of this id, within a transaction; Refused if it was another query's or was purged."""
-        known = self._file.tally.queries.get(self._about["query_id"])
-        if known and known.charge.digest != self._about["digest"]:
-            raise Refused("id-reused")
-        if known and known.purged:
-            raise Refused("purged")
-        return known
-
-    def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Prices the event and writes it down, durably, or raises Refused and charges nothing (`ledger`: or has charged it, when unsure).
-
-        What is charged but not answered is not charged again, if query and price are the same: nothing was sent.
-        """
-        if len(silos) != 1:
-            raise Refused("shape")
-        data, file = plain(event), self._file
-        if event.total != bool(self._round):
-            raise Refused("round")
-        with file.failing_closed():
-            with file.transaction() as connection:
-                data, known = file.tally.noted(data) | self._round, self.known()
-                if "levels" in data and file.tally.rounds.get(data.get("round", ""), self._about["query_id"]) != self._about["query_id"]:
-                    raise Refused("round")
-                answer = file.answer(connection, known)
-                if answer is None:
-                    bucket, amount = self._price(data)
-                    self._check_local(None if known else data)
-                    if known is None:
-                        if not file.tally.after(bucket, amount)[1] <= file.tally.capacity:
-                            raise Refused("budget")
-                        ended = self._check_holds(connection, bucket, amount)
-                        file.append(connection, "charge", event=data, bucket=bucket, amount=amount, after=ended, **self._about)
-                    elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (
-                        1 + SLACK
-                    ):
-                        raise Refused("id-reused")
-            file.pin()
-        self.answer = answer
-
-    def _price(self, data: dict) -> tuple[str, float]:
-        event = event_of(data)
-        if self._held is not None or event.sampling.bucket:
-            self._ledger.check_held(self._held)
-        try:
-            return self._file.tally.price(event)
-        except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
-            raise Refused("rule") from None
-
-    def _check_holds(self, connection: sqlite3.Connection, bucket: str, amount: float) -> Entry | None:
-        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`).
-
-        One that no hold covers, and that leaves no room for what its own run still reserves, ends that hold: the entry that says so.
-        """
-        tally, holds, who = self._file.tally, self._file.tally.holds, (self._about["asker"], self._about["run"])
-        others, own = holds.others(*who, self._now), holds.own(*who, self._now)
-        covered = holds.covers(*who, bucket, amount, self._now)
-
-        def fits(*held: Amounts) -> bool:
-            total = float(tally.rule.total({k: np.asarray(v) for k, v in added(tally.buckets, {bucket: amount}, *held).items()}))
-            return total <= tally.capacity * (1.0 if covered else 1 - HELD_SLACK)
-
-        if others and not fits(others):
-            raise Refused("taken")
-        if covered or own is None or fits(others, holds.reserves(own, {bucket: amount})):
-            return None
-        return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
-
-    def _check_local(self, more: dict | None) -> None:
-        """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""
-        if self._most_local == math.inf:
-            return
-        try:
-            share = self._file.tally.local_share(self._most_local, more)
-        except Exception:  # as in `_price`
-            raise Refused("rule") from None
-        if not share <= 1.0:
-            raise Refused("local")
-
-    def store(self, answer: bytes) -> bytes:
-        """Keeps the answer durably and returns the bytes to send: this answer or, if another process was first, the one that it stored."""
-        file = self._file
-        with file.failing_closed():
-            with file.transaction() as connection:
-                known = self.known()
-                if known is None:
-                    raise Refused("ledger")  # not charged
-                stored = file.answer(connection, known)
-                if stored is None:
-                    stored = bytes(answer)
-                    event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored), "salt": secrets.token_hex(16)}
-                    # without the salt, the head in the next release would tell by trial when this entry was made
-                    entry = file.append(connection, "answer", event=event, **self._about)
-                    connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
-            file.pin()
-        self.answer = stored
-        return stored
-
-    def settle(self, event: Event, silos: Sequence[int], compute: Callable[[], bytes]) -> bytes:
-        """All of it in the only right order: the stored answer, or else charge, compute, store. What it returns is what may be sent."""
-        if self.answer is None:
-            self.charge(event, silos)
-        return self.answer if self.answer is not None else self.store(compute())

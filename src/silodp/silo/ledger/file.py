@@ -19,8 +19,9 @@ from urllib.parse import quote
 
 from silodp.core.errors import BadInput, Refused
 from silodp.host import atomic
-from silodp.silo.ledger.chain import COLUMNS, SLACK, Altered, Entry, Known, Settings, Tally, canonical
+from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
 from silodp.silo.ledger.identity import Sketch, tag
+from silodp.silo.ledger.tally import SLACK, Known, Tally
 
 BUSY = 30.0  # seconds that one process waits for another
 APPLICATION = 0x51100DB1
@@ -62,10 +63,10 @@ class LedgerFile:
             tally.buckets = dict(tally.buckets)
             return tally
 
-    def anchor(self, settings: Settings) -> Path:
+    def anchor(self, settings: LedgerSettings) -> Path:
         return Path(self._given_anchor or settings.anchor or f"{self.path}.anchor")
 
-    def write_anew(self, settings: Settings, sketch: Sketch) -> None:
+    def write_anew(self, settings: LedgerSettings, sketch: Sketch) -> None:
         """The tables of a ledger without entries, in one transaction, into an empty file."""
         with contextlib.closing(connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -73,7 +74,7 @@ class LedgerFile:
             for table in TABLES:
                 connection.execute(table)
             connection.executemany("INSERT INTO meta VALUES (?, ?)", settings.rows().items())
-            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.parts))
+            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.profiles))
             connection.execute("COMMIT")
 
     # --- transactions -----------------------------------------------------------------------------------------------------------
@@ -90,6 +91,14 @@ class LedgerFile:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    @contextlib.contextmanager
+    def change(self, *, explain: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that is in the anchor too before anything else happens. What goes wrong is one fixed code, or a sentence for people."""
+        with self.explained() if explain else self.failing_closed():
+            with self.transaction() as connection:
+                yield connection
+            self.pin()
+
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
             raise Altered("the file is empty or is not a ledger")
@@ -98,7 +107,7 @@ class LedgerFile:
         pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         if self.path.stat().st_size != pages * size:
             raise Altered("the file is cut short")
-        settings = Settings.of(dict(connection.execute("SELECT name, value FROM meta")))
+        settings = LedgerSettings.of(dict(connection.execute("SELECT name, value FROM meta")))
         tally = self._tally or Tally(settings)
         if settings.genesis != tally.settings.genesis:
             raise Altered("it is another ledger than the one that was opened, or its settings were altered")
@@ -144,6 +153,11 @@ class LedgerFile:
         connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row())
         self._anchored = -1  # until `pin` has looked
         return entry
+
+    def check_generation(self, generation: int | None) -> None:
+        """Within a transaction: refuses whoever has other records than those that the ledger was last shown."""
+        if generation != self.tally.generation:
+            raise Refused("ledger")
 
     # --- what the entries speak of ----------------------------------------------------------------------------------------------
 

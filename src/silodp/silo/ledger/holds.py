@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silodp.silo.ledger.buckets import Amounts, added
+
 SLACK = 1e-10
 COVERED = 1e-12
 """What rounding may take a run's charges past its hold, as a share of the hold."""
-
-Amounts = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,6 @@ class Hold:
     def about(self) -> dict[str, str]:
         """What every entry about this hold says."""
         return {"query_id": self.id, "digest": self.digest, "asker": self.asker, "run": self.run, "kind": "hold"}
-
-
-def added(*parts: Amounts) -> dict[str, float]:
-    """Bucket by bucket."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for bucket, amount in part.items():
-            total[bucket] = total.get(bucket, 0.0) + float(amount)
-    return total
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Which data set a ledger belongs to: a keyed sketch of its records that survives reordering, edits, growth, renaming and copying.
 
 A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of its values in sorted order: neither the order of
-rows or columns nor which column is the label matters. `parts` are marks of some columns each, with how often each value occurs: they outlive added
+rows or columns nor which column is the label matters. `columns` has profiles of some columns each, how often each value occurs in them: they outlive added
 and dropped columns, also together with added, removed and edited rows. Values themselves are never stored. What is compared is the file's cells,
 not what a schema makes of them; another kind of file, or of true and false, is seen through.
 
@@ -32,7 +32,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.host import atomic
-from silodp.silo.ledger.parts import CORE, Part, by_chance, canonical, exactly, merged, parts_of, unpacked
+from silodp.silo.ledger.columns import CORE, Profile, by_chance, comparable, exactly, merged, profiles_of, unpacked
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
@@ -40,7 +40,7 @@ KEPT = 100_000
 SAME = 0.05
 """Two data sets are the same one, changed, when this share of the smaller one's records is in both, besides twice what chance would give ..."""
 MOSTLY = 0.5  # ... or this share, whatever chance gives
-PARTS = 300  # kept of a data set whose columns change again and again
+PROFILES = 300  # kept of a data set whose columns change again and again
 _CHUNK = 2**22
 
 
@@ -50,12 +50,12 @@ class Identity:
 
     count: int
     rows: list[bytes]
-    parts: list[Part]
+    profiles: list[Profile]
     layout: bytes
 
     @classmethod
     def of(cls, x: Any, y: Any, exact: bytes = b"") -> Identity:
-        """The identity of records x (n, ...) with labels y (n,), recognised by values as `canonical` has them.
+        """The identity of records x (n, ...) with labels y (n,), recognised by values as `comparable` has them.
 
         The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do.
         """
@@ -65,13 +65,13 @@ class Identity:
         flat, rows = x.reshape(len(x), -1), []
         step = max(1, _CHUNK // (flat.shape[1] + 1))
         for start in range(0, len(x), step):
-            table = canonical(np.column_stack([flat[start : start + step], y[start : start + step]]))
+            table = comparable(np.column_stack([flat[start : start + step], y[start : start + step]]))
             rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
-        return cls(len(rows), rows, parts_of([*flat.T, y]), exactly([x, y]) + exact)
+        return cls(len(rows), rows, profiles_of([*flat.T, y]), exactly([x, y]) + exact)
 
     def sketch(self, key: bytes) -> Sketch:
         rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
-        return Sketch(key, _packed(rows), b"".join(part.keyed(partial(tag, key, b"part")).packed() for part in self.parts))
+        return Sketch(key, _packed(rows), b"".join(profile.keyed(partial(tag, key, b"part")).packed() for profile in self.profiles))
 
     def layout_under(self, key: bytes) -> str:
         """A mark of the whole table in its order: while it stays, row k is the same record, and a stored partition may be used."""
@@ -84,15 +84,15 @@ class Sketch:
 
     key: bytes
     rows: bytes
-    parts: bytes
+    profiles: bytes
 
     def digest(self) -> str:
-        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.parts).hex()
+        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.profiles).hex()
 
     def merged(self, other: Sketch) -> Sketch:
         """Both sets of marks: what was once in the data set stays known, whatever is edited."""
-        parts = merged(unpacked(self.parts), unpacked(other.parts), PARTS)
-        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), b"".join(part.packed() for part in parts))
+        profiles = merged(unpacked(self.profiles), unpacked(other.profiles), PROFILES)
+        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), b"".join(profile.packed() for profile in profiles))
 
     def compare(self, identity: Identity) -> Likeness:
         other = identity.sketch(self.key)
@@ -100,12 +100,12 @@ class Sketch:
         # Of a large set only the smallest marks are kept, so that only the marks below both cuts can be compared.
         cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
         mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
-        shared, known, new = len(mine & theirs), unpacked(self.parts), unpacked(other.parts)
+        shared, known, new = len(mine & theirs), unpacked(self.profiles), unpacked(other.profiles)
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            parts=max((one.share(part) for part in new for one in known), default=0.0),
-            chance=max((by_chance(one, part) for part in new for one in known if one.kind == part.kind == CORE), default=0.0),
+            columns=max((one.share(other) for other in new for one in known), default=0.0),
+            chance=max((by_chance(one, other) for other in new for one in known if one.kind == other.kind == CORE), default=0.0),
         )
 
 
@@ -115,16 +115,18 @@ class Likeness:
 
     known: float  # share of its records that the sketch knows
     records: float  # share of the smaller one's records that are in both
-    parts: float  # about the share of the smaller one's people that some of the columns show in both
+    columns: float  # about the share of the smaller one's people that some of the columns show in both
     chance: float  # about the share of records that other people of the same kind would have in common with the larger one
 
     @property
     def same(self) -> bool:
-        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.parts >= SAME
+        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.columns >= SAME
 
     def words(self) -> str:
         return (
-            f"{self.records:.0%} of its records" if self.records >= self.parts else f"some columns of about {self.parts:.0%} of its records"
+            f"{self.records:.0%} of its records"
+            if self.records >= self.columns
+            else f"some columns of about {self.columns:.0%} of its records"
         )
 
 
@@ -183,7 +185,7 @@ class Registry:
             try:
                 data = json.loads(file.read_text())
                 sketch = Sketch(*(base64.b64decode(data[name], validate=True) for name in ("key", "rows", "parts")))
-                unpacked(sketch.parts)
+                unpacked(sketch.profiles)
                 yield Registered(data["ledger"], Path(data["path"]), sketch)
             except (OSError, ValueError, KeyError, TypeError):
                 raise BadInput(
@@ -191,7 +193,8 @@ class Registry:
                 ) from None
 
     def write(self, entry: Registered) -> None:
-        encoded = {name: base64.b64encode(getattr(entry.sketch, name)).decode() for name in ("key", "rows", "parts")}
+        kept = {"key": entry.sketch.key, "rows": entry.sketch.rows, "parts": entry.sketch.profiles}
+        encoded = {name: base64.b64encode(content).decode() for name, content in kept.items()}
         try:
             atomic.write(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The running sum of what a silo has spent. This one lives in memory, for simulation: J runs, each a world of its own, over N silos."""
+"""The ledger of a simulation, in memory: J runs, each a world of its own, over N silos."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, Rule, budget_array
+from silodp.silo.ledger.buckets import added, fits
 
 
 class MemoryLedger:
@@ -30,12 +31,11 @@ class MemoryLedger:
         except BadInput:
             raise Refused("rule") from None
         price = np.broadcast_to(price, np.broadcast_shapes(np.shape(price), self._capacity.shape))
-        added = np.zeros(price.shape)
-        added[:, silos] = price[:, silos]
-        buckets = {**self._buckets, key: self._buckets.get(key, 0.0) + added}
-        if not np.all(self.rule.total(buckets) <= self._capacity):
+        amount = np.zeros(price.shape)
+        amount[:, silos] = price[:, silos]
+        if not fits(self.rule, self._capacity, self._buckets, {key: amount}):
             raise Refused("budget")
-        self._buckets = buckets
+        self._buckets = added(self._buckets, {key: amount})
 
     def used(self) -> np.ndarray:
         """Share of each budget's capacity that is used up, (J, N)."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.silo.ledger.chain import Tally, event_of, plain
+from silodp.silo.ledger.buckets import Amounts, added
+from silodp.silo.ledger.chain import event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.ledger.holds import SLACK, Amounts, Hold, Holds, added
+from silodp.silo.ledger.holds import SLACK, Hold, Holds
+from silodp.silo.ledger.tally import Tally
 
 
 class Caps(Protocol):
@@ -62,7 +62,7 @@ def take(
     events: Sequence[Event | TotalEvent],
     caps: Caps,
     now: float,
-    held: int | None,
+    generation: int | None,
 ) -> Outcome:
     """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
 
@@ -71,46 +71,44 @@ def take(
     ledger has no price.
     """
     data, file = [plain(event) for event in events], ledger._file
-    with file.failing_closed():
-        with file.transaction() as connection:
-            tally, holds = file.tally, file.tally.holds
-            ledger.check_held(held)
-            if hold in holds.over:
+    with file.change() as connection:
+        tally, holds = file.tally, file.tally.holds
+        file.check_generation(generation)
+        if hold in holds.over:
+            raise Refused("lapsed")
+        wanted = _priced(tally, data)
+        rest = holds.rest(asker, run, wanted)
+        others = holds.others(asker, run, now)
+        needed, left = tally.share(rest), 1 - tally.share(tally.buckets, others)
+        if (known := holds.open.get(hold)) is not None:
+            if (known.digest, known.asker, known.run) != (digest, asker, run):
+                raise Refused("id-reused")
+            if known.until <= now:
                 raise Refused("lapsed")
-            wanted = _priced(tally, data)
-            rest = holds.rest(asker, run, wanted)
-            others = holds.others(asker, run, now)
-            needed, left = _share(tally, rest), 1 - _share(tally, added(tally.buckets, others))
-            if (known := holds.open.get(hold)) is not None:
-                if (known.digest, known.asker, known.run) != (digest, asker, run):
-                    raise Refused("id-reused")
-                if known.until <= now:
-                    raise Refused("lapsed")
-                return Outcome("", needed, left, round(known.until - now))
-            if not holds.later(asker, run, number):
-                raise Refused("lapsed")
-            if not all(map(math.isfinite, wanted.values())):
-                return Outcome("budget", math.inf, left)
-            if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
-                return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
-            mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
-            code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), len(mine), caps)
-            if not code:
-                until = int(now) + caps.hold_seconds
-                # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
-                ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
-                about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
-                file.append(connection, "hold", event={"events": data, "until": until, "ends": ends, "number": number}, **about)
-        file.pin()
+            return Outcome("", needed, left, round(known.until - now))
+        if not holds.later(asker, run, number):
+            raise Refused("lapsed")
+        if not all(map(math.isfinite, wanted.values())):
+            return Outcome("budget", math.inf, left)
+        if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
+            return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
+        mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
+        code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), len(mine), caps)
+        if not code:
+            until = int(now) + caps.hold_seconds
+            # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
+            ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
+            about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
+            file.append(connection, "hold", event={"events": data, "until": until, "ends": ends, "number": number}, **about)
     return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
 
 
 def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, number: int, caps: Caps) -> str:
-    if not _share(tally, added(tally.buckets, rest)) <= 1 - SLACK:
+    if not tally.fits(rest, slack=SLACK):
         return "budget"
-    if not _share(tally, added(tally.buckets, others, rest)) <= 1 - SLACK:
+    if not tally.fits(others, rest, slack=SLACK):
         return "taken"
-    return "hold-limit" if number >= caps.holds_per_asker or not _share(tally, added(mine, rest)) <= caps.hold_share else ""
+    return "hold-limit" if number >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share else ""
 
 
 def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -118,10 +116,6 @@ def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
         return added(*({bucket: amount} for bucket, amount in (tally.price(event_of(event)) for event in data)))
     except Exception:  # whatever a numerical library raises: what cannot be priced is not held
         raise Refused("rule") from None
-
-
-def _share(tally: Tally, buckets: Amounts) -> float:
-    return float(tally.rule.total({bucket: np.asarray(amount) for bucket, amount in buckets.items()})) / tally.capacity
 
 
 def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
@@ -148,23 +142,15 @@ def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
 
 def _ended(ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]) -> bool:
     file = ledger._file
-    with file.explained():
-        with file.transaction() as connection:
-            if (hold := which(file.tally.holds)) is not None:
-                file.append(connection, "release", event=event, **hold.about)
-        file.pin()
+    with file.change(explain=True) as connection:
+        if (hold := which(file.tally.holds)) is not None:
+            file.append(connection, "release", event=event, **hold.about)
     return hold is not None
 
 
 def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
     """The holds that count now, as of the file."""
-    moment = time.time() if now is None else now
-    return list(_listed(ledger, moment))
-
-
-def _listed(ledger: DurableLedger, now: float) -> Iterator[Open]:
-    file = ledger._file
+    file, moment = ledger._file, time.time() if now is None else now
     with file.explained(), file.transaction(write=False):
-        found = [(hold, _share(file.tally, file.tally.holds.reserves(hold))) for hold in file.tally.holds.live(now)]
-    for hold, share in found:
-        yield Open(hold, share, hold.until - now)
+        tally = file.tally
+        return [Open(hold, tally.share(tally.holds.reserves(hold)), hold.until - moment) for hold in tally.holds.live(moment)]

@@ -94,8 +94,8 @@ class Door:
             )
         self._n, self._dim = records.counts[0], problem.dim
         own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
-        _, self._held = ledger.hold(*(known_by or own), registry=registry)
-        self._exact = Exact(problem, records, partition=partial(ledger.partition, held=self._held), held_out_share=held_out)
+        _, self._generation = ledger.recognise(*(known_by or own), registry=registry)
+        self._exact = Exact(problem, records, partition=partial(ledger.partition, generation=self._generation), held_out_share=held_out)
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling = shuffling
@@ -146,17 +146,17 @@ class Door:
             self._check_shuffle(as_total(query.mechanism))
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
-        slip = self._ledger.slip(
-            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, held=self._held,
+        paid = self._ledger.for_query(
+            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, generation=self._generation,
             most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf, now=now,
         )  # fmt: skip
-        if slip.answer is not None:
+        if paid.answer is not None:
             self._note = replace(self._note, code="repeated")
-            return slip.answer
+            return paid.answer
         self._exact.check(query)
         if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
-        release = Gate(self._exact, slip, dim=self._dim, counts=[self._n]).answer(query, [0])
+        release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
         answer = (
@@ -164,7 +164,7 @@ class Door:
             if release.event.total
             else Answer(*names, release.value[0], release.event, count, head)
         )
-        stored = slip.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
+        stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         return stored
 
@@ -189,7 +189,7 @@ class Door:
             if event.total:
                 self._check_shuffle(event)
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
-        found = take(self._ledger, **about, events=events, caps=self._policy, now=now, held=self._held)
+        found = take(self._ledger, **about, events=events, caps=self._policy, now=now, generation=self._generation)
         self._note = replace(self._note, code=found.code or "held")
         needed = found.needed if math.isfinite(found.needed) else None
         left = max(0.0, found.left) if asker in self._policy.sees_left else None

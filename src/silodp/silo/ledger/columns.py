@@ -1,6 +1,8 @@
-"""Parts of a table that tell the same people from others: single columns, pairs of columns, groups of coarse columns and the row without its number.
+"""Profiles of a table, by which the same people are told from others: how often each value occurs in some of its columns.
 
-A row's mark changes with any column, and a column's with any row, so both are lost once a file gains a column and a row. A part's rows depend on
+The columns are single ones, pairs, groups of coarse ones, and the row without its number.
+
+A row's mark changes with any column, and a column's with any row, so both are lost once a file gains a column and a row. A profile's rows depend on
 its own columns only, and are counted value by value. Of two data sets of different people with counts a and b of a value, and b's rows rho times
 as many, `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average: people match across the two no more often than within them. Each
 person in both adds 1. Had the people been dealt to the two at random, its variance given t = a + b would be t (t - 1) / 2. So a public value that
@@ -20,18 +22,19 @@ from dataclasses import dataclass
 import numpy as np
 
 KEPT = 2000
-"""Different values kept of a part, about: of more, those whose codes begin with enough zero bits, whatever the data set."""
-SINGLES, PAIRED = 32, 8  # columns that are parts of their own, and those that are paired, by their number of different values
+"""Different values kept of a profile, about: of more, those whose codes begin with enough zero bits, whatever the data set."""
+SINGLES, PAIRED = 32, 8  # columns that are profiles of their own, and those that are paired, by their number of different values
 LEVELS, GROUPS = 3, 8  # for each k up to LEVELS, GROUPS groups that each coarse column is in with probability 1 / 2^k
 COARSE = 8  # a column is coarse if one value has at least one COARSEth of the rows
-TELLING = 16  # a part with fewer different values is not worth keeping
+TELLING = 16  # a profile with fewer different values is not worth keeping
 SURE = 4.5  # standard deviations by which matches must exceed those of people dealt at random
 SINGLE, PAIR, CORE, GROUP = range(4)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HEAD = struct.Struct(">BBI")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Part:
+class Profile:
     """How often each value occurs. In memory marks are the values' codes; in a sketch they are keyed, after a byte with the code's zero bits."""
 
     kind: int
@@ -39,11 +42,11 @@ class Part:
     marks: np.ndarray  # uint64, sorted, different
     counts: np.ndarray
 
-    def keyed(self, mark: Callable[[bytes], bytes]) -> Part:
+    def keyed(self, mark: Callable[[bytes], bytes]) -> Profile:
         kept = [int.from_bytes(mark(bytes([self.kind]) + code.tobytes())[:7], "big") for code in self.marks.astype("<u8")]
         marks = np.array(kept, np.uint64) | (_zeros(self.marks) << np.uint64(56))
         order = np.argsort(marks)
-        return Part(self.kind, self.level, marks[order], self.counts[order])
+        return Profile(self.kind, self.level, marks[order], self.counts[order])
 
     def packed(self) -> bytes:
         head = _HEAD.pack(self.kind, self.level, len(self.marks))
@@ -53,8 +56,8 @@ class Part:
         stays = self.marks >> np.uint64(56) >= level
         return self.marks[stays], self.counts[stays].astype(float)
 
-    def share(self, other: Part) -> float:
-        """About which share of the smaller one's people is in both, for keyed parts; 0 if that may be chance."""
+    def share(self, other: Profile) -> float:
+        """About which share of the smaller one's people is in both, for keyed profiles; 0 if that may be chance."""
         level = max(self.level, other.level)
         (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
         fewest = SURE**2  # no value adds more than 1 to the excess, nor one in both less than 1 to its variance
@@ -81,7 +84,7 @@ class Part:
         """The share of people who have their values in common with others of the same data set."""
         return 1 - float((self.counts == 1).sum() / self.counts.sum())
 
-    def merged(self, other: Part) -> Part:
+    def merged(self, other: Profile) -> Profile:
         level = max(self.level, other.level)
         (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
         marks = np.union1d(mine, theirs)
@@ -89,11 +92,11 @@ class Part:
         counts[np.searchsorted(marks, mine)] = a
         at = np.searchsorted(marks, theirs)
         counts[at] = np.maximum(counts[at], b)
-        return _thin(Part(self.kind, level, marks, counts.astype(np.uint32)), marks >> np.uint64(56))
+        return _thin(Profile(self.kind, level, marks, counts.astype(np.uint32)), marks >> np.uint64(56))
 
 
-def unpacked(content: bytes) -> list[Part]:
-    """ValueError unless these are packed parts."""
+def unpacked(content: bytes) -> list[Profile]:
+    """ValueError unless these are packed profiles."""
     found, place = [], 0
     while place < len(content):
         if len(content) < place + _HEAD.size:
@@ -101,13 +104,13 @@ def unpacked(content: bytes) -> list[Part]:
         kind, level, count = _HEAD.unpack_from(content, place)
         marks = np.frombuffer(content, ">u8", count, place + _HEAD.size).astype(np.uint64)
         counts = np.frombuffer(content, ">u4", count, place + _HEAD.size + 8 * count).astype(np.uint32)
-        found.append(Part(kind, level, marks, counts))
+        found.append(Profile(kind, level, marks, counts))
         place += _HEAD.size + 12 * count
     return found
 
 
-def parts_of(columns: list[np.ndarray]) -> list[Part]:
-    """The unkeyed parts of a table that is given by its columns, in whatever order."""
+def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
+    """The unkeyed profiles of a table that is given by its columns, in whatever order."""
     n = len(columns[0])
     core, groups = np.zeros(n, np.uint64), np.zeros((LEVELS * GROUPS, n), np.uint64)
     members: list[list[int]] = [[] for _ in groups]
@@ -121,9 +124,9 @@ def parts_of(columns: list[np.ndarray]) -> list[Part]:
         core += codes
         most = int(counts.max())
         if most * COARSE >= n:
-            told = _mixed(found[[counts.argmax()]] + np.uint64(COARSE * most // n))  # what a column is known by, also after some new rows
+            told = splitmix(found[[counts.argmax()]] + np.uint64(COARSE * most // n))  # what a column is known by, also after some new rows
             for group in np.flatnonzero(_drawn(told)):
-                groups[group] += _mixed(codes ^ told)
+                groups[group] += splitmix(codes ^ told)
                 members[group].append(j)
     by_number = sorted(order, key=lambda j: order[j])
     paired = [j for j in by_number if -order[j][0] < n][:PAIRED]  # the others tell enough alone
@@ -133,24 +136,24 @@ def parts_of(columns: list[np.ndarray]) -> list[Part]:
     wanted += [(CORE, core)]
     different = {tuple(inside): group for group, inside in enumerate(members) if len(inside) > 1}
     wanted += [(GROUP, groups[group]) for group in different.values()]
-    return [part for kind, values in wanted if (part := _part(kind, values))]
+    return [profile for kind, values in wanted if (profile := _profile(kind, values))]
 
 
-def _part(kind: int, values: np.ndarray) -> Part | None:
-    codes, counts = np.unique(_mixed(values), return_counts=True)
-    return _thin(Part(kind, 0, codes, counts.astype(np.uint32)), _zeros(codes)) if len(codes) >= TELLING else None
+def _profile(kind: int, values: np.ndarray) -> Profile | None:
+    codes, counts = np.unique(splitmix(values), return_counts=True)
+    return _thin(Profile(kind, 0, codes, counts.astype(np.uint32)), _zeros(codes)) if len(codes) >= TELLING else None
 
 
-def _thin(part: Part, zeros: np.ndarray) -> Part:
-    level = part.level
-    while (zeros >= level).sum() > (2 * KEPT if part.kind == CORE else KEPT):
+def _thin(profile: Profile, zeros: np.ndarray) -> Profile:
+    level = profile.level
+    while (zeros >= level).sum() > (2 * KEPT if profile.kind == CORE else KEPT):
         level += 1
     stays = zeros >= level
-    return Part(part.kind, level, part.marks[stays], part.counts[stays])
+    return Profile(profile.kind, level, profile.marks[stays], profile.counts[stays])
 
 
 def exactly(columns: Iterable[np.ndarray]) -> bytes:
-    """A digest of all cells in their order, to the last bit and letter: where `canonical`, made for recognition, takes two for one, this does not."""
+    """A digest of all cells in their order, to the last bit and letter: where `comparable`, made for recognition, takes two for one, this does not."""
     found = hashlib.sha256()
     for column in columns:
         plain = column.dtype.kind in "biufSUMm"
@@ -160,7 +163,7 @@ def exactly(columns: Iterable[np.ndarray]) -> bytes:
     return found.digest()
 
 
-def canonical(values: np.ndarray) -> np.ndarray:
+def comparable(values: np.ndarray) -> np.ndarray:
     """Integers as they are, since record numbers may be large, and others in single precision, as the gate uses them; float64."""
     exact = values.astype("<f8", order="C")
     with np.errstate(over="ignore"):
@@ -170,7 +173,7 @@ def canonical(values: np.ndarray) -> np.ndarray:
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
-    return _mixed(canonical(column).view(np.uint64))
+    return splitmix(comparable(column).view(np.uint64))
 
 
 def _record_number(column: np.ndarray, counts: np.ndarray) -> bool:
@@ -187,13 +190,13 @@ def _record_number(column: np.ndarray, counts: np.ndarray) -> bool:
 
 def _drawn(told: np.ndarray) -> np.ndarray:
     """Which groups a column is in: a function of what it is known by alone, so that an added column leaves most groups as they were."""
-    draws = _mixed(told + np.arange(LEVELS * GROUPS, dtype=np.uint64)).reshape(LEVELS, GROUPS)
+    draws = splitmix(told + np.arange(LEVELS * GROUPS, dtype=np.uint64)).reshape(LEVELS, GROUPS)
     return np.concatenate([draw >> np.uint64(63 - k) == 0 for k, draw in enumerate(draws)])
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64: close numbers become far ones."""
-    z = values + np.uint64(0x9E3779B97F4A7C15)
+def splitmix(values: np.ndarray) -> np.ndarray:
+    """SplitMix64: close numbers become far ones, the same on every machine and in every version."""
+    z = values + GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -204,24 +207,24 @@ def _zeros(codes: np.ndarray) -> np.ndarray:
     return (53 - np.frexp((codes >> np.uint64(11)).astype(np.float64))[1]).astype(np.uint64)
 
 
-def by_chance(one: Part, other: Part) -> float:
+def by_chance(one: Profile, other: Profile) -> float:
     """About the share of the smaller one's people who, by chance, have their values in common with the larger one, were they others.
 
     As many as within the larger one, but no more than the smaller one's own repeats, generously counted, allow: copied rows are no chance.
     """
-    small, large = sorted((one, other), key=Part.people)
+    small, large = sorted((one, other), key=Profile.people)
     repeated = small.repeats() * small.people()
     most = (repeated + 3 * repeated**0.5 + 9) / small.people()
     return min(large.repeats(), most * large.people() / small.people())
 
 
-def merged(old: Iterable[Part], new: Iterable[Part], most: int) -> list[Part]:
-    """Every part of both, those that are alike as one; of very many the oldest."""
+def merged(old: Iterable[Profile], new: Iterable[Profile], most: int) -> list[Profile]:
+    """Every profile of both, those that are alike as one; of very many the oldest."""
     found = list(old)
-    for part in new:
-        share, same = max(((known.share(part), k) for k, known in enumerate(found)), default=(0.0, 0))
+    for profile in new:
+        share, same = max(((known.share(profile), k) for k, known in enumerate(found)), default=(0.0, 0))
         if share > 0:
-            found[same] = found[same].merged(part)
+            found[same] = found[same].merged(profile)
         else:
-            found.append(part)
+            found.append(profile)
     return found[:most]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from silodp.core.problem.problem import Problem
+    from silodp.server.order import Order
     from silodp.server.remote import Card, Carrier
 
 
@@ -79,13 +80,13 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         raise BadInput(f"the key {path} cannot be read; `silodp federation key` makes one of 64 hexadecimal digits") from None
 
 
-def problem_of(card: Card, model: str | None, schema: Path | None = None) -> Problem:
-    """The problem that the card names; a model in a file must be this server's own copy of it."""
-    from silodp.core.problem.models import model_by_name
-    from silodp.core.problem.problem import Problem
-    from silodp.core.problem.prox import by_name
+def problem_of(card: Card, order: Order | None = None, schema: Path | None = None) -> Problem:
+    """The problem that the card names. What a card names as a file is not run, even if such a file is here: that is this server's own copy."""
+    from silodp.core.extension import is_file
+    from silodp.core.problem.build import Words, build
     from silodp.core.problem.schema import Schema
     from silodp.core.problem.task import Task
+    from silodp.host.extension import load
 
     if schema and Schema.load(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
@@ -94,21 +95,11 @@ def problem_of(card: Card, model: str | None, schema: Path | None = None) -> Pro
         raise BadInput(
             f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"
         )
-    task, shape = (read_by.task, read_by.shape) if read_by else (Task.plain(len(card.classes)), ())
-    named = read_by.hash if read_by else ""
-    path, _, function = (model or card.model).rpartition(":")
-    if not path.endswith(".py"):
-        made = model_by_name(model or card.model, len(card.features), task, shape)
-        return Problem(*made, by_name(card.prox), schema=named)
-    if model is None:  # what a card names is not run, even if such a file is here
-        raise BadInput(f"the silos' model is {card.model}; give this server's own copy of it with --model FILE.py:FUNCTION")
-    import runpy
-
-    outputs, loss = task.head()
-    try:
-        built = runpy.run_path(path)[function](len(card.features), outputs)
-    except Exception as error:  # whatever somebody has written there
-        raise BadInput(
-            f"model {model} cannot be used ({type(error).__name__}); give FILE.py:FUNCTION, called with (features, outputs)"
-        ) from None
-    return Problem(built, loss, by_name(card.prox), schema=named)
+    own = {"model": order.model, "prox": order.prox if is_file(order.prox) else None} if order else {}
+    words = {}
+    for what in ("model", "prox"):
+        words[what] = own.get(what) or getattr(card, what)
+        if is_file(words[what]) and not own.get(what):
+            raise BadInput(f"the silos' {what} is {words[what]}; give this server's own copy of it with --{what} FILE.py:NAME")
+    loss = order.loss if order else ""
+    return build(Words(words["model"], read_by or Task.plain(len(card.classes)), words["prox"], loss), len(card.features), load=load)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @federation.command()
-@takes_order("prox", "delta", "user_level", "trust", "least", "rule", "noise")
+@takes_order("feature_map", "delta", "user_level", "trust", "least", "rule", "noise")
 def run(
     order: Order,
     project: Project = None,
@@ -75,17 +75,15 @@ def run(
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
     runs = (folder if not hub else Path()) / "runs"
     place = out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))
-    model = order.model
     if resume:
         order = Order.read(read_run(place), place)
-        model = model or order.model
     else:
-        order = replace(order, prox=cards[0].prox, trust="shuffle" if mixer else "isrl", least=quorum if mixer else None)
+        order = replace(order, trust="shuffle" if mixer else "isrl", least=quorum if mixer else None)
         if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
             raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
-        cards, problem_of(cards[0], model, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
+        cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
         held=_show_held if not as_json else lambda held: None,
     )  # fmt: skip
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))

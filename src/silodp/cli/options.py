@@ -52,7 +52,11 @@ ORDER: dict[str, Any] = {
             "federation's silos approve, of which a FILE.py is needed here too."
         ),
     ],
-    "prox": Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ...")],
+    "prox": Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ..., or FILE.py:NAME:0.1.")],
+    "loss": Annotated[str, typer.Option(help="A loss of your own, FILE.py:NAME; the one of the label's task by default.", show_default=False)],
+    "feature_map": Annotated[
+        str, typer.Option(help="A public function of one record's features, FILE.py:NAME, before the model sees them.", show_default=False)
+    ],
     "epsilon": Annotated[
         list[str] | None,
         typer.Option(

@@ -17,7 +17,7 @@ from silodp.server.order import Order
 out = Console(highlight=False)
 
 
-@takes_order("prox", "output")
+@takes_order("prox", "loss", "feature_map", "output")
 def plan(
     order: Order,
     records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
@@ -82,11 +82,11 @@ def _one_budget(order: Order) -> tuple[float, float | None]:
 
 
 def _parameters(model: str, features: int, classes: int) -> int:
-    from silodp.core.problem.problem import Problem
+    from silodp.core.problem.build import Words, build
     from silodp.core.problem.task import Task
-    from silodp.lab.training import find_model
+    from silodp.host.extension import load
 
-    return Problem(*find_model(model, features, Task.plain(classes))).dim
+    return build(Words(model, Task.plain(classes)), features, load=load).dim
 
 
 def _trade_off(mu: float | None) -> str:

@@ -130,12 +130,13 @@ def federation_evaluate(
     from safetensors.torch import load_file
 
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+    from silodp.server.order import Order
 
     place = run or last_run(folder.resolve() / "runs")
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
-    problem = problem_of(cards[0], model)
+    problem = problem_of(cards[0], Order(model=model))
     try:
         stored = load_file(place / "model.safetensors")
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian
+from silodp.core.extension import is_file, parse
+from silodp.core.mechanisms import Shuffled
 from silodp.engine import native
+from silodp.host.extension import named, run
 
 PACKAGES = ("silodp", "torch", "numpy", "scipy", "dp-accounting")
 IMPORTED = (sys.stdlib_module_names - {"importlib", "imp", "pkgutil", "runpy", "zipimport"}) | {"silodp", "torch", "numpy", "scipy"}
@@ -31,27 +33,34 @@ BUILTINS = ("__import__", "compile", "eval", "exec", "open")
 """What could bring in code or numbers that no import names."""
 
 
-def model_file(model: str) -> Path | None:
-    """FILE.py of a model FILE.py:FUNCTION."""
-    path, colon, _ = model.rpartition(":")
-    return Path(path) if colon and path.endswith(".py") else None
+class Code:
+    """Loads FILE.py:NAME from the bytes that the file has now, and remembers what it ran: another file under the same noise is another run."""
+
+    def __init__(self) -> None:
+        self.sha256: dict[str, str] = {}
+
+    def load(self, text: str) -> Any:
+        path = parse(text)[0]
+        try:
+            found = Path(path).read_bytes()
+        except OSError as error:
+            raise BadInput(f"the file {path} cannot be read ({type(error).__name__}); give FILE.py:NAME") from None
+        self.sha256[str(Path(path).resolve())] = hashlib.sha256(found).hexdigest()
+        return named(run(found, path), text)
+
+    def of(self, **words: str) -> dict[str, str]:
+        """The SHA-256 of each word that is FILE.py:NAME, as it was loaded."""
+        return {f"{what}_sha256": self.sha256[str(Path(parse(text)[0]).resolve())] for what, text in words.items() if is_file(text)}
 
 
-def file_hash(model: str) -> str:
-    """SHA-256 of the model's own file, "" of a ready model."""
-    path = model_file(model)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else ""
-
-
-def refuse_imports(model: str) -> None:
-    """BadInput if the model's own file uses what could have changed unseen since its run was begun."""
-    if not (path := model_file(model)):
-        return
-    if used := sorted(_unknown(ast.parse(path.read_bytes()))):
-        raise BadInput(
-            f"the model file {path} uses {', '.join(used)}, of which nobody can tell whether it is as it was, so its run is not resumed; "
-            "start another with --new, or keep to the standard library, torch, numpy and scipy"
-        )
+def refuse_imports(*words: str) -> None:
+    """BadInput if a file of the user's own uses what could have changed unseen since its run was begun."""
+    for path in dict.fromkeys(parse(text)[0] for text in words if is_file(text)):
+        if used := sorted(_unknown(ast.parse(Path(path).read_bytes()))):
+            raise BadInput(
+                f"the file {path} uses {', '.join(used)}, of which nobody can tell whether it is as it was, so its run is not resumed; "
+                "start another with --new, or keep to the standard library, torch, numpy and scipy"
+            )
 
 
 def _unknown(tree: ast.AST) -> set[str]:
@@ -75,13 +84,19 @@ def _installed(name: str) -> bool:
     return bool(spec and spec.origin and any(Path(spec.origin).resolve().is_relative_to(place) for place in places))
 
 
-def pinned(model_sha256: str, start: Tensor, mechanisms: Mapping[str, Gaussian]) -> dict[str, Any]:
+def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]) -> dict[str, Any]:
     """For run.json: the function, where it starts, the noise to the last bit, and by what it is computed; all of it is public."""
-    noise = {kind: torch.as_tensor(m.noise_multiplier, dtype=torch.float64).flatten().tolist() for kind, m in mechanisms.items()}
+    noise = {kind: [v for part in _numbers(m) for v in part] for kind, m in mechanisms.items()}
     return {
-        "model_sha256": model_sha256, "start": hashlib.sha256(start.contiguous().numpy().tobytes()).hexdigest(),
+        **code, "start": hashlib.sha256(start.contiguous().numpy().tobytes()).hexdigest(),
         "noise": {kind: [number.hex() for number in numbers] for kind, numbers in noise.items()},
         **{name: torch.__version__ if name == "torch" else version(name) for name in PACKAGES}, "python": platform.python_version(),
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", "threads": torch.get_num_threads(),
         "native": native.library() is not None,
     }  # fmt: skip
+
+
+def _numbers(mechanism: Any) -> list[list[float]]:
+    """What decides a mechanism's noise."""
+    names = ("levels", "noise_bits") if isinstance(mechanism, Shuffled) else ("noise_multiplier",)
+    return [torch.as_tensor(getattr(mechanism, name), dtype=torch.float64).flatten().tolist() for name in names]

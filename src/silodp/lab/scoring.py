@@ -18,15 +18,16 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import GDP, Budget, gdp_epsilon, gdp_mu
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
-from silodp.core.problem.prox import by_name
 from silodp.core.problem.task import Task
 from silodp.core.sampling import FullBatch
+from silodp.host.extension import load
 from silodp.lab.hidden import check_mark
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, locked
 from silodp.lab.source import Source
-from silodp.lab.training import find_model, read_back
+from silodp.lab.training import mapped, read_back, words_of
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 from silodp.server.federation import Everyone, Federation
@@ -70,8 +71,9 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     check_mark(folder, records)
     budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
     _, held = split_records(records, source.held_out)
-    problem, w, mean, scale = _model(folder, order, source, math.prod(records.x.shape[2:]), classes)
-    held = Records((held.x.flatten(2) - mean) / scale, held.y, held.counts, held.names)
+    held = mapped(held, order, load)
+    problem, w, mean, scale = _model(folder, order, source, math.prod(records.x.shape[2:]), held.x.shape[-1], classes)
+    held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(
         fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
@@ -99,7 +101,7 @@ def profile_data(order: Order, source: Source) -> dict:
     names = loaded.features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
     labels = tuple(source.classes.split(",")) if source.classes and classes else tuple(map(str, range(classes)))
     budgets = _budgets(order, records)
-    problem = Problem(*find_model("linear", len(names), Task.plain(0)))  # a gate has a model even where nobody asks about it
+    problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, order.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
@@ -161,10 +163,8 @@ def _evaluations(folder: Path) -> int:
         return 0
 
 
-def _model(folder: Path, order: Order, source: Source, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    schema, model = source.read_by, order.model or MODEL
-    task, shape = (schema.task, schema.shape) if schema else (Task.plain(classes), ())
-    problem = Problem(*find_model(model, features, task, shape), by_name(order.prox))
+def _model(folder: Path, order: Order, source: Source, raw: int, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    problem, model = build(words_of(order, source, classes), raw, load=load), order.model or MODEL
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping

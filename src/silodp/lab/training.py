@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import math
-import runpy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +21,17 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.problem.losses import Loss
-from silodp.core.problem.models import model_by_name
+from silodp.core.extension import is_file
+from silodp.core.extension import source as own_file
+from silodp.core.problem.build import Load, Words, build, feature_map
 from silodp.core.problem.problem import Problem
-from silodp.core.problem.prox import by_name
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.lab.hidden import kept_seed, mark_of
-from silodp.lab.pinned import file_hash, pinned, refuse_imports
+from silodp.lab.pinned import Code, pinned, refuse_imports
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
 from silodp.lab.simulation import asked_by, connect
@@ -41,7 +40,7 @@ from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Answered, Channel, Everyone, StopRun
 from silodp.server.folder import open_run, read_run, silo_rows, write_json, write_model
-from silodp.server.order import MODEL, Order, budgets_of, with_default_delta
+from silodp.server.order import FILES, MODEL, Order, budgets_of, with_default_delta
 from silodp.server.output import output
 from silodp.server.prepare import AGAINST, Prepared, prepare
 from silodp.server.progress import Progress, measured, measured_total
@@ -71,9 +70,13 @@ def train(order: Order, source: Source, folder: Path, *, quiet: bool = True, res
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
         mark, (records, _) = mark_of(records), split_records(records, source.held_out)
-    sha256, problem = _problem(order, source, loaded, resume)
-    features = math.prod(records.x.shape[2:])
-    records = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    code, raw = Code(), math.prod(records.x.shape[2:])
+    problem = build(words_of(order, source, loaded.classes), raw, load=code.load)
+    files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
+    if resume:
+        refuse_imports(order.algorithm, *files.values())
+    records = mapped(records, order, code.load)
+    features = records.x.shape[-1]
     scaled = features if loaded.scale == "private" else None
     made = prepare(order, records.names, records.counts, budgets=budgets, dimension=problem.dim, scaled=scaled)
     with Bar(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=quiet) as bar:
@@ -95,7 +98,8 @@ def train(order: Order, source: Source, folder: Path, *, quiet: bool = True, res
             if mark and not (folder / "records.json").exists():
                 (folder / "records.json").write_text(mark)
             start = problem.initial([coin])
-            facts = _facts(order, source, loaded, run) | pinned(sha256, start, made.plan.mechanisms)
+            own = code.of(**files) | ({"algorithm_sha256": own_file(made.algorithm.run)} if is_file(order.algorithm) else {})
+            facts = _facts(order, source, loaded, run) | pinned(own, start, made.plan.mechanisms)
             open_run(folder, facts, advice="restore that, or start another run with --new")
             stack.enter_context(_ending(folder))
             mean, scale = (
@@ -104,7 +108,11 @@ def train(order: Order, source: Source, folder: Path, *, quiet: bool = True, res
             w = output(run.iterates(seed, start, progress), made.order.output, seed=coin)
             if not bool(torch.isfinite(w).all()):
                 raise BadInput(f"training diverged with step {made.order.step:g}; use a smaller --step (the budget of this run is spent)")
-            found = _score(problem, w, loaded.test[0].flatten(1), loaded.test[1], loaded.classes) if loaded.test is not None else {}
+            found = {}
+            if loaded.test is not None:
+                x, y = loaded.test
+                x = feature_map(order.feature_map, code.load).of(x.flatten(1)) if order.feature_map else x.flatten(1)
+                found = _score(problem, w, x, y, loaded.classes)
             scaling = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
             return run.write(w, source, scaling, UNCHARGED if source.data else "", found)
 
@@ -124,20 +132,17 @@ def to_resume(folder: Path, order: Order, source: Source, given: Collection[str]
     return was_order, was_source
 
 
-def _problem(order: Order, source: Source, loaded: Loaded, resume: bool) -> tuple[str, Problem]:
-    """The model's own file by its SHA-256, and the problem, which has been tried on made-up records."""
-    schema, features, model = source.read_by, math.prod(loaded.records.x.shape[2:]), order.model or MODEL
-    task, shape = (schema.task, schema.shape) if schema else (Task.plain(loaded.classes), ())
-    sha256 = file_hash(model)
-    made, loss = find_model(model, features, task, shape)
-    if file_hash(model) != sha256:
-        raise BadInput(f"the model file of {model} was changed while it was read; give the command again")
-    if resume:
-        refuse_imports(model)
-    problem = Problem(made, loss, by_name(order.prox), schema=schema.hash if schema else "")
-    with _own_code(model), torch.no_grad():
-        problem.outputs(problem.initial([0]), torch.zeros(2, features))
-    return sha256, problem
+def words_of(order: Order, source: Source, classes: int) -> Words:
+    return Words(order.model or MODEL, source.read_by or Task.plain(classes), order.prox, order.loss, order.feature_map)
+
+
+def mapped(records: Records, order: Order, load: Load) -> Records:
+    """The records as the model sees them, one row of features each."""
+    flat = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    if not order.feature_map:
+        return flat
+    function = feature_map(order.feature_map, load)
+    return Records.of([(function.of(x[:n]), y[:n]) for x, y, n in zip(flat.x, flat.y, flat.counts, strict=True)], flat.names)
 
 
 def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
@@ -282,34 +287,3 @@ class _Watched:
         answer = self._inner.ask(query, silos)
         self._seen(query, silos, answer)
         return answer
-
-
-# --- a model of one's own ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _own_code(name: str) -> Iterator[None]:
-    """Whatever somebody has written there is said in a sentence."""
-    try:
-        yield
-    except Exception as error:
-        raise BadInput(f"the model {name} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
-
-
-def find_model(text: str, features: int, task: Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
-    """A ready model by name, or FILE.py:FUNCTION, called with (features, outputs), which returns a torch module."""
-    path, colon, function = text.rpartition(":")
-    if not (colon and path.endswith(".py")):
-        return model_by_name(text, features, task, shape)
-    if not Path(path).is_file():
-        raise BadInput(f"the model file {path} does not exist; give FILE.py:FUNCTION, or one of linear, logistic, mlp:HIDDEN, cnn")
-    outputs, loss = task.head()
-    with _own_code(path):
-        build = runpy.run_path(path).get(function)
-    if not callable(build):
-        raise BadInput(f"{path} has no function {function!r}; it should take (features, outputs) and return a torch.nn.Module")
-    with _own_code(path):
-        model = build(features, outputs)
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"{function} in {path} returned {type(model).__name__}; it should return a torch.nn.Module")
-    return model, loss

@@ -26,6 +26,8 @@ TRUSTS = ("isrl", "shuffle", "central")
 NOISES = ("exact", "paper", "theory")
 SCHEDULE = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "momentum", "kappa")
 """The settings of ready algorithms, in a user's words."""
+FILES = ("algorithm", "model", "prox", "loss", "feature_map")
+"""Words that may be FILE.py:NAME."""
 EPSILON = 3.0
 MODEL = "mlp:8"
 LARGEST = 1e7
@@ -40,6 +42,10 @@ class Order:
     model: str | None = None
     """None: MODEL in simulation, and over a network what the silos approve."""
     prox: str = "zero"
+    loss: str = ""
+    """FILE.py:NAME; the task's own by default."""
+    feature_map: str = ""
+    """FILE.py:NAME, a public function of one record's features; none by default."""
     rounds: int = 25
     phase: int = 5
     local_steps: int = 5
@@ -114,9 +120,7 @@ class Order:
 
     def words(self) -> dict[str, Any]:
         """For run.json: plain JSON, in which a file is found again from any folder."""
-        own = {
-            name: str(Path(text).resolve()) for name in ("algorithm", "model", "prox") if (text := getattr(self, name)) and ".py:" in text
-        }
+        own = {name: str(Path(text).resolve()) for name in FILES if (text := getattr(self, name)) and ".py:" in text}
         return json.loads(json.dumps(asdict(replace(self, **own))))
 
     @classmethod

@@ -1,0 +1,132 @@
+"""`silodp train` under each trust: what it spends is what `silodp plan` says, against whom, and on the batches that really ran."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
+from silodp.core.problem.models import model_by_name
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.statistics import Grad
+from silodp.core.weights import Weights
+from silodp.lab.planning import planned
+from silodp.lab.simulation import Curator, connect
+from silodp.lab.source import Source
+from silodp.lab.training import train
+from silodp.server.federation import Everyone, Fixed
+from silodp.server.order import Order
+from silodp.server.plan import calibrate
+from silodp.server.prepare import prepare
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.memory import MemoryLedger
+
+SMALL = Order("spider", model="logistic", rounds=4, phase=2, epsilon=("2",), delta=("1e-4",), seed=0)
+SIZES = (40, 60, 50)
+
+
+@pytest.fixture
+def source(tmp_path):
+    for name, n in zip("abc", SIZES, strict=True):
+        (tmp_path / f"{name}.csv").write_text("x,z,label\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(n)))
+    return Source(silos=tuple(tmp_path / f"{name}.csv" for name in "abc"), classes="0,1", scale="none")
+
+
+@pytest.mark.parametrize("participation", ["all", "uniform:2", "random:2:3", "balanced:2"])
+@pytest.mark.parametrize("trust", ["isrl", "shuffle", "central"])
+def test_a_run_spends_what_its_plan_says_and_no_more(source, tmp_path, trust, participation):
+    order = replace(SMALL, trust=trust, participation=participation)
+    plan = planned(order, SIZES, dimension=3)
+    ran = train(order, source, tmp_path / "run")
+    assert ran["trust"] == trust
+    assert ran == json.loads((tmp_path / "run/spent.json").read_text())
+    spent = [silo["spent_epsilon"] for silo in ran["silos"]]
+    if trust == "shuffle":
+        most, local = plan["epsilon"]["server"], max(silo["local_epsilon_at_most"] for silo in ran["silos"])
+        assert "against the server" in ran["said"]
+        assert local <= plan["epsilon"]["shuffler"] * (1 + 1e-9)
+    else:
+        most = max(silo["spent_epsilon"] for silo in plan["silos"])
+    assert max(spent) <= most * (1 + 1e-9)
+    if participation == "all" or trust == "central":
+        assert spent == pytest.approx([most] * 3)
+
+
+def test_a_curators_answer_is_over_the_records_of_whoever_takes_part():
+    generator = torch.Generator().manual_seed(0)
+    records = Records.of([(torch.randn(n, 2, generator=generator).numpy(), torch.arange(n).numpy() % 2) for n in SIZES])
+    problem = Problem(*model_by_name("logistic", 2, 2))
+    w, ledger = problem.initial([0]), MemoryLedger(_plan().rule, _plan().budgets.tolist(), [sum(SIZES)])
+    none = Gaussian("minibatch", 1.0, 0.0)
+    curator = Curator(problem, records, [0])
+    for who in ((0, 1, 2), (1,), (0, 2)):
+        curator.present = who
+        alone = Curator(
+            problem, Records.of([(records.x[i, :n].numpy(), records.y[i, :n].numpy()) for i, n in enumerate(SIZES) if i in who]), [0]
+        )
+        found, wanted = (one.answer(Query(Grad(w), none), [0])[0, 0] for one in (curator, alone))
+        assert torch.allclose(found, wanted, atol=1e-6)
+    fed = connect("central", problem, records, ledger, [0], Fixed((0, 1)), Weights("equal", records.counts))
+    assert fed.mean(Query(Grad(w), _plan().mechanisms["minibatch"])).shape == w.shape
+    assert ledger.used()[0, 0] > 0
+
+
+def test_no_record_is_in_two_batches_of_a_curators_partition_whoever_takes_part():
+    records = Records.of([(torch.zeros(n, 2).numpy(), torch.arange(n).numpy() % 2) for n in SIZES])
+    curator, seen = Curator(Problem(*model_by_name("logistic", 2, 2)), records, [0]), torch.zeros(sum(SIZES))
+    for index, who in enumerate(((0, 1, 2), (1,), (0, 2), (2, 1), (0,))):
+        curator.present = who
+        seen += curator._weight(DisjointBatches(5, index), [0])[0]
+    assert seen.max() == 1
+
+
+def _plan():
+    def run(fed, problem, w, *, minibatch):
+        yield fed.mean(Query(Grad(w), minibatch))
+
+    from silodp.core.privacy.accounting import Budget
+
+    return calibrate(run, {"minibatch": Gaussian("minibatch", 1.0, 0.0, FullBatch())}, [Budget(2.0, 1e-4)], [sum(SIZES)], Everyone(1))
+
+
+def test_anchors_on_full_batches_with_sampled_differences_are_priced_for_what_runs(source, tmp_path):
+    order = replace(SMALL, sampling="anchor=full,refine=poisson:0.2")
+    plan = planned(order, SIZES)
+    assert plan["rule"] == "committed"
+    ran = train(order, source, tmp_path / "run")
+    assert [silo["spent_epsilon"] for silo in ran["silos"]] == pytest.approx([silo["spent_epsilon"] for silo in plan["silos"]])
+    assert max(silo["spent_epsilon"] for silo in ran["silos"]) <= 2.0
+    made = prepare(order, "abc", SIZES)
+    assert {kind: str(sampling) for kind, sampling in made.samplings.items()} == {"anchor": "FullBatch()", "refine": "Poisson(rate=0.2)"}
+    with pytest.raises(BadInput, match="each kind of release"):
+        planned(replace(SMALL, sampling="refine=poisson:0.2"), SIZES)
+
+
+@pytest.mark.parametrize("algorithm", ["spider", "prox-svrg", "prox-pl-svrg", "prox-sgd"])
+def test_a_theorems_schedule_and_noise_are_run_and_priced_as_they_are(source, tmp_path, algorithm):
+    order = Order(
+        algorithm, model="logistic", noise="theory", epsilon=("1",), delta=("1e-5",), lipschitz=1.0, smoothness=0.5, pl=0.4, gap=5.0, seed=0
+    )
+    plan = planned(order, SIZES, dimension=3)
+    ran = train(order, source, tmp_path / "run")
+    assert [s["spent_epsilon"] for s in ran["silos"]] == pytest.approx([s["spent_epsilon"] for s in plan["silos"]])
+    assert all(0 < s["spent_epsilon"] <= 1 for s in ran["silos"])
+    theory = plan["theory"]
+    assert plan["order"]["rounds"] == theory["rounds"] * theory["restarts"]
+    assert plan["order"]["step"] == theory["step"]
+    sigma = theory["noise"].get("sigma", theory["noise"].get("sigma_1"))
+    assert plan["silos"][0]["releases"][0]["noise_std"] == pytest.approx(sigma)
+    with pytest.raises(BadInput, match="needs --smoothness as well"):
+        planned(replace(order, smoothness=None), SIZES, dimension=3)
+
+
+def test_weights_change_the_mean_and_not_the_price(source, tmp_path):
+    ran = {rule: train(replace(SMALL, weights=rule), source, tmp_path / rule) for rule in ("equal", "records", "precision")}
+    assert len({str([s["spent_epsilon"] for s in one["silos"]]) for one in ran.values()}) == 1
+    for trust in ("shuffle", "central"):
+        with pytest.raises(BadInput, match="precision"):
+            replace(SMALL, trust=trust, weights="precision")

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.relay import Outcome, Request, decode_outcome, encode_request
 from silodp.host.keys import public
-from silodp.shuffler.door import Door
+from silodp.shuffler.door import ShufflerDoor
 from silodp.shuffler.pool import Pool
-from silodp.shuffler.store import Store
+from silodp.shuffler.store import RoundStore
 
 SERVER, STRANGER, SIGN, *MEMBERS = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, 9))
 SEAL = X25519PrivateKey.from_private_bytes(bytes([9]) * 32)
@@ -52,5 +52,5 @@ def pool() -> Pool:
     return Pool(SEAL, ROSTER, largest=LARGEST)
 
 
-def door(store: Store, **changes) -> Door:
-    return Door(pool(), store, **{"key": SIGN, "askers": [public(SERVER)], "rounds_per_hour": 1000, "limit": 2**20} | changes)
+def door(store: RoundStore, **changes) -> ShufflerDoor:
+    return ShufflerDoor(pool(), store, **{"key": SIGN, "askers": [public(SERVER)], "rounds_per_hour": 1000, "limit": 2**20} | changes)

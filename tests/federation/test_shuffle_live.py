@@ -60,10 +60,10 @@ from silodp.server.remote_shuffled import ShuffledRemote
 from silodp.server.run import Conduct, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation
 from silodp.shuffler.daemon import read_keys
-from silodp.shuffler.door import Door
+from silodp.shuffler.door import ShufflerDoor
 from silodp.shuffler.pool import Pool
-from silodp.shuffler.settings import Settings
-from silodp.shuffler.store import Store
+from silodp.shuffler.settings import ShufflerSettings
+from silodp.shuffler.store import RoundStore
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import read_records
@@ -123,10 +123,10 @@ def run_of(place: Path) -> str:
     return json.loads((place / "run.json").read_text())["run"]
 
 
-def store_of(f) -> tuple[Store, tuple]:
-    settings = Settings.load(f.settings)
+def store_of(f) -> tuple[RoundStore, tuple]:
+    settings = ShufflerSettings.load(f.settings)
     seal, sign = read_keys(settings)
-    return Store(Path(settings.store), seal=public(seal), sign=public(sign)), (seal, sign)
+    return RoundStore(Path(settings.store), seal=public(seal), sign=public(sign)), (seal, sign)
 
 
 def start(f, name: str, *words: str) -> None:
@@ -371,14 +371,14 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federa
     outcome = decode_outcome(seen[1].replies[SITE], limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(outcome, Passed)
     _, (seal, sign) = store_of(f)
-    settings, bits = Settings.load(f.settings), int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item())
+    settings, bits = ShufflerSettings.load(f.settings), int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item())
     bits += int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].noise_bits.item())
     said = Counter()
     for i, order in enumerate(itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)):
         (path := tmp_path / f"{i}.db").touch()
-        store = Store.create(path, seal=public(seal), sign=public(sign))
+        store = RoundStore.create(path, seal=public(seal), sign=public(sign))
         pool = Pool(seal, settings.roster, largest=settings.largest)
-        door = Door(pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20)
+        door = ShufflerDoor(pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20)
         said[door.handle(encode_request(Request(outcome.round, 31, bits, order), f.key))] += 1
     (frame,) = said
     again = decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign)

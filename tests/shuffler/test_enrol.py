@@ -9,20 +9,20 @@ from mixing import ROSTER, SERVER
 from silodp.core.errors import BadInput
 from silodp.host.keys import public
 from silodp.shuffler.provision import enrol, provision
-from silodp.shuffler.settings import Settings
+from silodp.shuffler.settings import ShufflerSettings
 
 
 def test_a_shuffler_without_members_is_not_served_until_they_are_enrolled(tmp_path):
     provision(tmp_path / "m", askers=[public(SERVER)], members=(), largest=10)
     path = tmp_path / "m/shuffler.toml"
     with pytest.raises(BadInput, match="roster"):
-        Settings.load(path)
+        ShufflerSettings.load(path)
     with pytest.raises(BadInput, match="roster"):
         enrol(path, ROSTER[:1])
     before = path.read_text().splitlines()
     assert enrol(path, ROSTER[:2]) == 2
     assert enrol(path, ROSTER[1:3]) == 3, "who is a member already is enrolled once"
-    assert Settings.load(path).roster == tuple(ROSTER[:3])
+    assert ShufflerSettings.load(path).roster == tuple(ROSTER[:3])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [line for line in path.read_text().splitlines() if line not in before] == [f"roster = {json.dumps(ROSTER[:3])}"]
 

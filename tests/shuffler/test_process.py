@@ -30,8 +30,8 @@ from silodp.host.listener import LINE_CODES
 from silodp.shuffler import daemon
 from silodp.shuffler import store as store_module
 from silodp.shuffler.provision import COMMENTS, provision
-from silodp.shuffler.settings import Settings
-from silodp.shuffler.store import Store
+from silodp.shuffler.settings import ShufflerSettings
+from silodp.shuffler.store import RoundStore
 from silodp.wire.socket import Socket, Unreached
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
@@ -78,7 +78,7 @@ def test_init_serve_ask_status_stop(tmp_path):
     assert {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "m").iterdir()} == dict.fromkeys(
         ["shuffler.toml", "seal.key", "sign.key", "rounds.db", "shuffler.json"], 0o600
     )
-    settings, boxes = Settings.load(path), boxes_for(card, ROUND, range(4))
+    settings, boxes = ShufflerSettings.load(path), boxes_for(card, ROUND, range(4))
     replies = []
     for sent in (boxes, boxes[:3]):
         with subprocess.Popen(
@@ -161,7 +161,7 @@ def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(f
     assert code == 2
     assert "roster is ()" in err
     path.write_text(path.read_text().replace("roster = []", f"roster = {json.dumps(ROSTER)}"))
-    assert Settings.load(path).roster == tuple(ROSTER)
+    assert ShufflerSettings.load(path).roster == tuple(ROSTER)
 
 
 def test_the_settings_have_every_field_with_a_comment_and_no_other(folder):
@@ -172,18 +172,18 @@ def test_the_settings_have_every_field_with_a_comment_and_no_other(folder):
     for name in names:
         path.write_text(re.sub(rf"^{name} = .*$", "", text, flags=re.M))
         with pytest.raises(BadInput, match=f"the field '{name}' is missing"):
-            Settings.load(path)
+            ShufflerSettings.load(path)
         path.write_text(re.sub(rf"^{name} = .*$", f"{name} = -1.5", text, flags=re.M))
         with pytest.raises(BadInput, match=f"settings: {name} is"):
-            Settings.load(path)
+            ShufflerSettings.load(path)
     path.write_text(f"{text}\nsilo = 'clinic'\n")
     with pytest.raises(BadInput, match="'silo' is unknown"):
-        Settings.load(path)
+        ShufflerSettings.load(path)
 
 
 def test_keys_that_others_can_read_another_store_and_a_second_process_are_refused(folder):
     path, card = made(folder)
-    settings = Settings.load(path)
+    settings = ShufflerSettings.load(path)
     for name in ("seal_key", "sign_key", "store"):
         os.chmod(getattr(settings, name), 0o644)
         with pytest.raises(BadInput, match="has mode 0644"):
@@ -213,7 +213,7 @@ def test_every_code_of_the_line_is_one_that_a_shuffler_can_sign():
     assert all(text.endswith(".") for text in DECLINED.values())
 
 
-def asked(settings: Settings, sent: bytes) -> bytes:
+def asked(settings: ShufflerSettings, sent: bytes) -> bytes:
     """The reply, however long the process takes to listen."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -229,7 +229,7 @@ def asked(settings: Settings, sent: bytes) -> bytes:
 
 def die_before(path: Path, step: int, sent: bytes, log: Path) -> None:
     """A door that is killed before the given step of its store, and writes what it sends where kill -9 cannot take it back."""
-    store, steps, connect = Store(path, **KEYS), itertools.count(), sqlite3.connect
+    store, steps, connect = RoundStore(path, **KEYS), itertools.count(), sqlite3.connect
 
     def before() -> None:
         if next(steps) == step:
@@ -252,7 +252,7 @@ def die_before(path: Path, step: int, sent: bytes, log: Path) -> None:
 
 def test_killed_before_and_after_any_step_a_round_has_one_total_and_none_that_was_sent_is_lost(folder):
     (folder / "rounds.db").touch(0o600)
-    store = Store.create(folder / "rounds.db", **KEYS)
+    store = RoundStore.create(folder / "rounds.db", **KEYS)
     fates = []
     for step in itertools.count():
         round, log = f"{step:064x}", folder / f"log{step}"
@@ -278,7 +278,7 @@ def test_killed_before_and_after_any_step_a_round_has_one_total_and_none_that_wa
 def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_path):
     """A server asks about each round again and again, each time with other boxes, while the shuffler dies and comes back."""
     path, card = made(tmp_path, rounds_per_hour=10**6)
-    settings, generator, over = Settings.load(path), random.Random(4), threading.Event()
+    settings, generator, over = ShufflerSettings.load(path), random.Random(4), threading.Event()
     times, kills = int(os.environ.get("SILODP_LONG", "15")), 0
     shelf = {f"{k:064x}": boxes_for(card, f"{k:064x}", range(5)) for k in range(3 * times)}
     seen: dict[str, set[bytes]] = {round: set() for round in shelf}
@@ -318,7 +318,7 @@ def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_pat
         for thread in threads:
             thread.join(PATIENCE)
     assert not failures
-    store = Store(Path(settings.store), **card)
+    store = RoundStore(Path(settings.store), **card)
     assert max(map(len, seen.values())) == 1, "one reply a round, whatever the boxes"
     for round, replies in seen.items():
         assert replies <= {store.reply(round)}

@@ -36,16 +36,16 @@ from silodp.core.protocol.relay import DECLINED, REQUEST, Declined, Passed, enco
 from silodp.host.keys import public
 from silodp.shuffler import store as store_module
 from silodp.shuffler.daemon import line_of
-from silodp.shuffler.store import Store
+from silodp.shuffler.store import RoundStore
 
 KEYS = {"seal": public(SEAL), "sign": public(SIGN)}
 GOOD = [box(i) for i in range(4)]
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
+def store(tmp_path) -> RoundStore:
     (tmp_path / "rounds.db").touch(0o600)
-    return Store.create(tmp_path / "rounds.db", **KEYS)
+    return RoundStore.create(tmp_path / "rounds.db", **KEYS)
 
 
 def code(raw: bytes) -> str:
@@ -60,7 +60,7 @@ def code(raw: bytes) -> str:
 def test_once_a_round_is_passed_on_every_other_set_of_boxes_gets_the_same_bytes(store, tmp_path):
     first = door(store).handle(frame(*GOOD))
     others = [GOOD[:3], GOOD[1:], [*GOOD, box(4)], [box(0), *GOOD[1:]], GOOD[:1], [box(STRANGER)], [bytes(box_length(DIMENSION))]]
-    again = Store(tmp_path / "rounds.db", **KEYS)
+    again = RoundStore(tmp_path / "rounds.db", **KEYS)
     for boxes in others:
         assert door(store).handle(frame(*boxes)) == door(again).handle(frame(*boxes)) == first
     passed = outcome(first)
@@ -232,15 +232,15 @@ def test_the_store_survives_a_power_cut_as_a_ledger_does_and_is_never_made_anew(
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(BadInput, match="other keys"):
-        Store(path, seal=KEYS["sign"], sign=KEYS["sign"])
+        RoundStore(path, seal=KEYS["sign"], sign=KEYS["sign"])
     whole = path.read_bytes()
     for content in (b"", b"x" * 5000, whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(BadInput, match="make another shuffler"):
-            Store(path, **KEYS)
+            RoundStore(path, **KEYS)
     path.unlink()
     with pytest.raises(BadInput, match="make another shuffler"):
-        Store(path, **KEYS)
+        RoundStore(path, **KEYS)
     assert code(door(store).handle(frame(*GOOD))) == "store"
     assert not path.exists()
 

@@ -71,9 +71,9 @@ def serve(settings: SettingsFile, as_json: Json = False) -> None:
     Example: `silodp shuffler serve mixer/shuffler.toml`
     """
     from silodp.shuffler import daemon
-    from silodp.shuffler.settings import Settings
+    from silodp.shuffler.settings import ShufflerSettings
 
-    def told(found: Settings) -> None:
+    def told(found: ShufflerSettings) -> None:
         dump({"socket": found.socket}) if as_json else print(f"the shuffler answers at {found.socket}", flush=True)
 
     with guarded() as stop:
@@ -88,13 +88,13 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
     """
     from silodp.host.keys import public
     from silodp.shuffler.daemon import read_keys
-    from silodp.shuffler.settings import Settings
-    from silodp.shuffler.store import Store
+    from silodp.shuffler.settings import ShufflerSettings
+    from silodp.shuffler.store import RoundStore
 
-    found = Settings.load(settings)
+    found = ShufflerSettings.load(settings)
     runs, words = running(found.store, "store"), tally(found.log)
     seal, sign = map(public, read_keys(found))
-    passed = Store(Path(found.store), seal=seal, sign=sign).since(0)
+    passed = RoundStore(Path(found.store), seal=seal, sign=sign).since(0)
     declined = {code: times for code, times in sorted(words.items()) if code not in ("passed", "repeated", "started", "stopped")}
     told = {
         "running": runs, "socket": found.socket, "members": len(found.roster), "passed": passed, "repeated": words.get("repeated", 0),

@@ -17,32 +17,32 @@ from silodp.host.listener import Server
 from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust
-from silodp.shuffler.door import Door, Note
+from silodp.shuffler.door import RoundNote, ShufflerDoor
 from silodp.shuffler.pool import Pool
-from silodp.shuffler.settings import Settings
-from silodp.shuffler.store import Store
+from silodp.shuffler.settings import ShufflerSettings
+from silodp.shuffler.store import RoundStore
 
 
-def read_keys(settings: Settings) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
+def read_keys(settings: ShufflerSettings) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
     """(the key that opens boxes, the key that signs totals)."""
     return read_opening_key(settings.seal_key), read_key(settings.sign_key)
 
 
-def line_of(note: Note) -> str:
+def line_of(note: RoundNote) -> str:
     """What became of a frame, which round, how many boxes, how many were dropped and why."""
     dropped = ", ".join(f"{code} {count}" for code, count in sorted(note.dropped.items()))
     return f"{note.code:<10} round {note.round:.16} boxes {note.boxes} dropped {dropped or 0}"
 
 
-def serve(path: str | Path, stop: socket.socket, ready: Callable[[Settings], None]) -> None:
+def serve(path: str | Path, stop: socket.socket, ready: Callable[[ShufflerSettings], None]) -> None:
     """Returns once `stop` can be read; BadInput if anything is not as it must be."""
     entrust([path])  # before a word of it is believed
-    settings = Settings.load(path)
+    settings = ShufflerSettings.load(path)
     daemon.check_files(settings, secret=(settings.seal_key, settings.sign_key, settings.store))
     with sole(settings.store, "store"), contextlib.closing(Log(settings.log, settings.log_bytes)) as log:
         seal, sign = read_keys(settings)
-        store = Store(Path(settings.store), seal=public(seal), sign=public(sign))
-        door = Door(
+        store = RoundStore(Path(settings.store), seal=public(seal), sign=public(sign))
+        door = ShufflerDoor(
             Pool(seal, settings.roster, largest=settings.largest), store, key=sign, askers=settings.askers,
             rounds_per_hour=settings.rounds_per_hour, limit=settings.maximum_frame, noted=lambda note: log.line(line_of(note)),
         )  # fmt: skip

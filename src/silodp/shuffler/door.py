@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import Refused
 from silodp.core.protocol.relay import DECLINED, Declined, decode_request, encode_outcome
-from silodp.shuffler.pool import Kept, Pool
-from silodp.shuffler.store import Store
+from silodp.shuffler.pool import NoTotal, Pool
+from silodp.shuffler.store import RoundStore
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Note:
+class RoundNote:
     """What an operator may read of one frame: passed, repeated, or the code of the refusal; and why boxes were dropped, how many each."""
 
     code: str
@@ -34,30 +34,30 @@ class Note:
     dropped: Counter[str] = field(default_factory=Counter)
 
 
-class Door:
+class ShufflerDoor:
     """Answers the requests of listed askers, one at a time."""
 
     def __init__(
         self,
         pool: Pool,
-        store: Store,
+        store: RoundStore,
         *,
         key: Ed25519PrivateKey,
         askers: Collection[str],
         rounds_per_hour: int,
         limit: int,
         clock: Callable[[], float] = time.time,
-        noted: Callable[[Note], None] = lambda note: None,
+        noted: Callable[[RoundNote], None] = lambda note: None,
     ) -> None:
         self._pool, self._store, self._key, self._askers = pool, store, key, frozenset(askers)
         self._most, self._limit, self._clock, self._noted = rounds_per_hour, limit, clock, noted
         self._lock = threading.Lock()
-        self._note = Note("passed")
+        self._note = RoundNote("passed")
 
     def handle(self, frame: bytes) -> bytes:
         """The reply to a frame: always a valid one, whatever the bytes."""
         with self._lock:
-            self._note = Note("passed")
+            self._note = RoundNote("passed")
             try:
                 reply = self._answer(frame)
             except Exception as error:
@@ -73,7 +73,7 @@ class Door:
         request, asker = decode_request(frame, limit=self._limit)
         if asker not in self._askers:
             raise Refused("asker")
-        self._note = Note("passed", request.round, len(request.boxes))
+        self._note = RoundNote("passed", request.round, len(request.boxes))
         if (stored := self._store.reply(request.round)) is not None:
             self._note = replace(self._note, code="repeated")
             return stored
@@ -82,7 +82,7 @@ class Door:
             raise Refused("rate")
         try:
             passed = self._pool.total(request)
-        except Kept as kept:
+        except NoTotal as kept:
             self._note = replace(self._note, dropped=Counter(kept.dropped.values()))
             raise
         self._note = replace(self._note, dropped=Counter(passed.dropped.values()))

@@ -27,7 +27,7 @@ from silodp.core.protocol.box import Contribution, add_counts, open_box
 from silodp.core.protocol.relay import Passed, Request
 
 
-class Kept(Refused):
+class NoTotal(Refused):
     """There is no total to pass on; `dropped` says why boxes were left out, by their SHA-256."""
 
     def __init__(self, code: str, dropped: dict[str, str]) -> None:
@@ -42,7 +42,7 @@ class Pool:
         self._key, self._roster, self._largest = private_key, frozenset(roster), largest
 
     def total(self, request: Request) -> Passed:
-        """The total of the boxes that count; Kept("too-few" | "range") if there is none."""
+        """The total of the boxes that count; NoTotal("too-few" | "range") if there is none."""
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
         for digest, box in sorted((hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes)):
@@ -56,9 +56,9 @@ class Pool:
         left, records = _content(dict(taken.values()))
         dropped |= {digest: "too-few" for digest, _ in taken.values() if digest not in left}
         if len(left) < 2:
-            raise Kept("too-few", dropped)
+            raise NoTotal("too-few", dropped)
         if records * request.bits >= 2**62:
-            raise Kept("range", dropped)
+            raise NoTotal("range", dropped)
         return Passed(request.round, len(left), records, add_counts([c.counts for c in left.values()]), dropped)
 
     def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:

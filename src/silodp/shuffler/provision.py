@@ -19,8 +19,8 @@ from silodp.host.keys import key_text, public
 from silodp.host.site import COMMENTS as SITE_COMMENTS
 from silodp.host.site import DEFAULTS as SITE_DEFAULTS
 from silodp.host.tables import table_text, toml
-from silodp.shuffler.settings import Settings
-from silodp.shuffler.store import Store
+from silodp.shuffler.settings import ShufflerSettings
+from silodp.shuffler.store import RoundStore
 
 COMMENTS = {
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask for totals.",
@@ -46,7 +46,9 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
         "askers": tuple(askers), "roster": tuple(members) or ("0" * 64, "1" * 64), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
         "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "socket": "shuffler.sock", **SITE_DEFAULTS,
     }  # fmt: skip
-    settings = Settings.of(found | changes | ({} if members else {"roster": ("0" * 64, "1" * 64)}))  # written empty, which `serve` refuses
+    settings = ShufflerSettings.of(
+        found | changes | ({} if members else {"roster": ("0" * 64, "1" * 64)})
+    )  # written empty, which `serve` refuses
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
     files = {
@@ -57,7 +59,7 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
         "shuffler.json": json.dumps(card) + "\n",
     }
     with new_files(folder, files):
-        Store.create(folder / settings.store, **card)
+        RoundStore.create(folder / settings.store, **card)
     return card
 
 
@@ -69,7 +71,7 @@ def enrol(path: Path, members: Sequence[str]) -> int:
         roster = tuple(dict.fromkeys((*table["roster"], *members)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"settings {str(path)!r} cannot be read ({type(error).__name__}); give a shuffler's shuffler.toml") from None
-    Settings.of(table | {"roster": roster})
+    ShufflerSettings.of(table | {"roster": roster})
     new, lines = re.subn(r"^roster = \[.*\]$", f"roster = {toml(roster)}", text, flags=re.MULTILINE)
     if lines != 1 or tomllib.loads(new) != table | {"roster": [*roster]}:
         raise BadInput(f"settings {str(path)!r} have no line of the form 'roster = [...]'; write the pseudonyms into them by hand")

@@ -13,7 +13,7 @@ from silodp.host.tables import beside, check_keys, check_text, check_whole, of_t
 
 
 @dataclass(frozen=True)
-class Settings(Site):
+class ShufflerSettings(Site):
     """Made by `load` or `of`, which say in a sentence what is wrong with a file."""
 
     askers: tuple[str, ...]
@@ -37,11 +37,11 @@ class Settings(Site):
         check_whole("settings", "rounds_per_hour", self.rounds_per_hour, 1, 2**31)
 
     @classmethod
-    def load(cls, path: str | Path) -> Settings:
+    def load(cls, path: str | Path) -> ShufflerSettings:
         """The settings in a TOML file, their paths taken from its own folder; BadInput names the field that cannot be used."""
         return beside(path, cls.of(read_toml("settings", path)), ("seal_key", "sign_key", "store", "log", "socket"))
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Settings:
+    def of(cls, table: Mapping[str, Any]) -> ShufflerSettings:
         """The settings in a table with every field and no other."""
         return of_table("settings", cls, table)

@@ -25,7 +25,7 @@ TABLES = (  # by name
 )
 
 
-class Store:
+class RoundStore:
     """The rounds that the shuffler with these public keys (hex) has passed on. Every question opens the file anew."""
 
     def __init__(self, path: Path, *, seal: str, sign: str) -> None:
@@ -44,7 +44,7 @@ class Store:
             raise BadInput(f"the store {path} cannot be used ({error}); if it is lost, make another shuffler in a new folder") from None
 
     @classmethod
-    def create(cls, path: Path, *, seal: str, sign: str) -> Store:
+    def create(cls, path: Path, *, seal: str, sign: str) -> RoundStore:
         """A store without a round, in a file that must be there and empty."""
         with contextlib.closing(_connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE")

@@ -35,7 +35,7 @@ from silodp.host.log import tally
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
 from silodp.silo.service.daemon import GateLog, approved_problem
-from silodp.silo.service.door import Note
+from silodp.silo.service.door import FrameNote
 from silodp.silo.service.policy import Place, Policy, Shuffling
 from silodp.silo.service.provision import COMMENTS, Silo, provision
 from silodp.wire.socket import CODES as WIRE_CODES
@@ -351,13 +351,13 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
 def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_path, capfd):
     log = GateLog(str(tmp_path / "gate.log"), 2000)
     for i in range(200):
-        log.note(Note("answered", f"q{i}", "Grad"))
+        log.note(FrameNote("answered", f"q{i}", "Grad"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gate.log", *(f"gate.log.{i}" for i in range(1, 6))]
     assert all(path.stat().st_size <= 2000 for path in tmp_path.iterdir())
     assert 80 < tally(str(tmp_path / "gate.log"))["answered"] < 200
     log._handler.stream.close()
     log._handler.stream = open("/dev/full", "w")  # noqa: SIM115
-    log.note(Note("answered", "q", "Grad"))
+    log.note(FrameNote("answered", "q", "Grad"))
     assert capfd.readouterr().err == "", "not even a traceback"
     with pytest.raises(OSError, match="space"):
         log._handler.stream.close()

@@ -32,7 +32,7 @@ from silodp.core.statistics import Grad
 from silodp.server.plan import Plan, calibrate
 from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler.pool import Pool
-from silodp.shuffler.store import Store
+from silodp.shuffler.store import RoundStore
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -60,7 +60,7 @@ class Pipeline:
     channel: Any = ThroughShuffler
     analysed: Callable[..., Any] = analysed
     pool: Any = Pool
-    store: Any = Store
+    store: Any = RoundStore
 
     @contextmanager
     def planted(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from silodp.lab.audit.probes_silo import FALSE_ALARM
 from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
-from silodp.shuffler.door import Door as ShufflerDoor
+from silodp.shuffler.door import ShufflerDoor
 from silodp.silo.service.policy import Shuffling
 from silodp.wire.inprocess import Total
 

@@ -36,7 +36,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw, read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
-from silodp.silo.service.door import Door, Note
+from silodp.silo.service.door import Door, FrameNote
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
 
@@ -44,7 +44,7 @@ from silodp.silo.service.policy import Place, Policy, Shuffling
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Held:
+class SiloData:
     """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest that a ledger recognises them by."""
 
     x: np.ndarray  # (n, features)
@@ -67,19 +67,19 @@ def find_schema(place: Place) -> Schema | None:
     return schema
 
 
-def read_records(place: Place, schema: Schema | None) -> Held:
+def read_records(place: Place, schema: Schema | None) -> SiloData:
     """What is wrong is said without a word of the file's content but a column's name."""
     try:
         if schema:
             table = read_table(Path(place.data), schema)
-            return Held(table.x, table.y, schema.features, table.raw, table.missing)
+            return SiloData(table.x, table.y, schema.features, table.raw, table.missing)
         loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
     except BadInput as error:
         raise BadInput(str(error).rstrip(".")) from None
     except Exception:
         raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
     x, y = loaded.records_raw[0]
-    return Held(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
+    return SiloData(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
@@ -125,7 +125,7 @@ class GateLog(Log):
         """From now on prices are told: what the ledger has used up more than when it was last asked."""
         self._ledger, self._used = ledger, ledger.used()
 
-    def note(self, note: Note) -> None:
+    def note(self, note: FrameNote) -> None:
         before = self._used
         if self._ledger is not None and note.code == "answered":
             with contextlib.suppress(BadInput):
@@ -149,8 +149,8 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     daemon.check_files(place, used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder), secret=secret)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
-        held = read_records(place, schema)
-        problem, key, ledger = approved_problem(place, held.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        own = read_records(place, schema)
+        problem, key, ledger = approved_problem(place, own.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
         for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
             if reachable(file, group_of(place.socket_group)):
@@ -160,8 +160,8 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
                 )
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
-            policy, problem, held.records(), ledger,
-            held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=held.known_by,
+            policy, problem, own.records(), ledger,
+            held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=own.known_by,
         )  # fmt: skip
         log.follow(ledger)
 

@@ -51,7 +51,7 @@ def definition_hash(problem: Problem) -> str:
 
 
 @dataclass(frozen=True)
-class Note:
+class FrameNote:
     """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, held, released, or the code of the
     refusal."""
 
@@ -75,7 +75,7 @@ class Door:
         shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
-        noted: Callable[[Note], None] = lambda note: None,
+        noted: Callable[[FrameNote], None] = lambda note: None,
         known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
@@ -99,7 +99,7 @@ class Door:
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling = shuffling
-        self._charges, self._noted, self._note = Charges(ledger), noted, Note("answered")
+        self._charges, self._noted, self._note = Charges(ledger), noted, FrameNote("answered")
         self._lock = threading.Lock()
         self._paused = False
         self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
@@ -120,7 +120,7 @@ class Door:
     def handle(self, frame: bytes) -> bytes:
         """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the records."""
         with self._lock:
-            self._note = Note("answered")
+            self._note = FrameNote("answered")
             try:
                 reply = self._answer(frame)
             except Exception as error:
@@ -139,7 +139,7 @@ class Door:
             return self._hold(frame)
         envelope, asker, digest = decode_query(frame, limit=self._longest)
         query, now = envelope.query, self._clock()
-        self._note = Note("answered", envelope.query_id, type(query.statistic).__name__)
+        self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
         round = ""
         if query.mechanism.total:
@@ -172,7 +172,7 @@ class Door:
         """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""
         request, asker, digest = decode_hold(frame)
         now, wanted = self._clock(), isinstance(request, HoldRequest)
-        self._note = Note("held" if wanted else "released", request.hold)
+        self._note = FrameNote("held" if wanted else "released", request.hold)
         self._policy.check_asker(request, asker, now=now)
         names = request.silo, request.run, request.hold, digest
         if not isinstance(request, HoldRequest):

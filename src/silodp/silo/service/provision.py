@@ -131,8 +131,8 @@ def provision(
     place = Place(**found | {k: v for k, v in changes.items() if k in own})
     place = replace(place, **{f"{what}_sha256": file_hash(path) for what, (path, _) in place.code.items()})
     read_by = find_schema(place)
-    held = read_records(place, read_by)
-    x, y, features = held.x, held.y, held.features
+    own_data = read_records(place, read_by)
+    x, y, features = own_data.x, own_data.y, own_data.features
     problem = approved_problem(place, x.shape[1], read_by)
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
     kept = rule_by_name(rule, [], budget)
@@ -156,7 +156,7 @@ def provision(
     }
     with new_files(folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})):
         DurableLedger.create(
-            folder / place.ledger, rule=kept, budget=budget, records=len(y), identity=Identity.of(*held.known_by), anchor=anchor, registry=registry
+            folder / place.ledger, rule=kept, budget=budget, records=len(y), identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
         )  # fmt: skip
     return made
 

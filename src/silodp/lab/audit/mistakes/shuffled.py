@@ -25,7 +25,7 @@ from silodp.server.plan import Plan
 from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler import pool as pool_module
 from silodp.shuffler.pool import Pool
-from silodp.shuffler.store import Store
+from silodp.shuffler.store import RoundStore
 from silodp.silo.answer.exact import Exact
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.silo.service.door import Door
@@ -153,7 +153,7 @@ plant("counts passed on unsummed", "pool")(during(Pool, "total", passes_separate
 
 
 @plant("round passed on again", "store")
-class ForgetsRounds(Store):
+class ForgetsRounds(RoundStore):
     """A round may be passed on again, with other boxes."""
 
     def reply(self, round: str) -> bytes | None:

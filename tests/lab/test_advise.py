@@ -14,6 +14,7 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
 from silodp.lab import advise as lab
+from silodp.lab import charged as charged_search
 from silodp.lab import tune
 from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
 from silodp.lab.planning import planned
@@ -191,9 +192,9 @@ def test_the_command_prints_json_and_words(silodp, monkeypatch):
 def charged(folder, trust="isrl", repetitions=None, **more):
     shape = Shape((300,) * 3, 4)
     records = synthetic(shape, shape.records, 0).train
-    search = tune.ChargedSearch(("a", "b", "c"), 3.0, None, "logistic", 2, RANGES, 4, trust, repetitions)
+    search = charged_search.ChargedSearch(("a", "b", "c"), 3.0, None, "logistic", 2, RANGES, 4, trust, repetitions)
     law = repetitions_by_name(repetitions) if repetitions else None
-    return tune.search_charged(search, records, folder, law, seed=5, **more)
+    return charged_search.search_charged(search, records, folder, law, seed=5, **more)
 
 
 def test_candidates_that_the_server_sees_compose_within_the_budget(tmp_path):
@@ -203,7 +204,7 @@ def test_candidates_that_the_server_sees_compose_within_the_budget(tmp_path):
         assert 2.999 < silo["spent_epsilon"] <= 3.0
     whole = gdp_mu(Budget(3.0, 300.0**-2))
     for mu in answer["run_mu"]:
-        assert 4 * mu**2 == pytest.approx((1 - tune.SCALING_SHARE) * whole**2)
+        assert 4 * mu**2 == pytest.approx((1 - charged_search.SCALING_SHARE) * whole**2)
         assert gdp_epsilon(mu, 300.0**-2) < 1.5
     assert answer["chosen"]["score"] == min(c["score"] for c in answer["candidates"])
     assert tomllib.loads((tmp_path / "t/settings.toml").read_text())["algorithm"] == answer["chosen"]["algorithm"]
@@ -215,7 +216,7 @@ def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
     """Its noise is there: the released score is not the share itself, and scatters about it as its mechanism says."""
     seen = []
 
-    class Watched(tune.ErrorShare):
+    class Watched(charged_search.ErrorShare):
         def view(self, problem, records, w):
             found = super().view(problem, records, w)
             seen.append(float((found.x.sum((1, 2)) / torch.tensor(found.counts)).mean()))
@@ -224,7 +225,7 @@ def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
     answer = charged(tmp_path / "t", score=Watched())
     gaps = [abs(a - c["score"]) for a, c in zip(seen, answer["candidates"], strict=True)]
     assert len(gaps) == 4
-    share = (1 - tune.SCALING_SHARE) * tune.SCORE_SHARE / 4
+    share = (1 - charged_search.SCALING_SHARE) * charged_search.SCORE_SHARE / 4
     std = (
         math.sqrt(2) / (gdp_mu(Budget(3.0, 300.0**-2)) * math.sqrt(share)) / 300 / math.sqrt(3)
     )  # u = 2 share - 1, of sensitivity 2 sqrt(2) / n
@@ -236,7 +237,7 @@ def test_an_interrupted_tuning_goes_on_and_ends_with_the_same_answer(tmp_path):
     whole = charged(tmp_path / "whole")
     calls = []
 
-    class Stops(tune.ErrorShare):
+    class Stops(charged_search.ErrorShare):
         def view(self, *args):
             calls.append(args)
             if len(calls) == 3:
@@ -253,7 +254,7 @@ def test_an_interrupted_tuning_goes_on_and_ends_with_the_same_answer(tmp_path):
 def test_a_finished_tuning_is_not_paid_for_twice(tmp_path):
     first = charged(tmp_path / "t", "central", "poisson:4")
 
-    class Never(tune.ErrorShare):
+    class Never(charged_search.ErrorShare):
         def view(self, *args):
             raise AssertionError("a record was looked at again")
 
@@ -264,7 +265,7 @@ def test_a_finished_tuning_is_not_paid_for_twice(tmp_path):
 def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
     answer = charged(tmp_path / "t", "central", law)
     (price,) = answer["price"]
-    beside = tune.SCALING_SHARE * gdp_mu(Budget(3.0, 900.0**-2)) ** 2
+    beside = charged_search.SCALING_SHARE * gdp_mu(Budget(3.0, 900.0**-2)) ** 2
     assert price["spent_epsilon"] == selected_epsilon(repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 900.0**-2, beside=beside)
     assert 2.99 < price["spent_epsilon"] <= 3.0
     assert all("score" not in c for c in answer["candidates"])
@@ -309,7 +310,7 @@ def test_a_curators_folder_is_born_when_all_runs_are_over(tmp_path, made):
         folder.mkdir()
         was = os.open(folder, os.O_RDONLY)  # keeps its number from being given again
 
-    class Looks(tune.ErrorShare):
+    class Looks(charged_search.ErrorShare):
         def view(self, *args):
             seen.append(folder.exists() and bool(list(folder.iterdir())))
             return super().view(*args)
@@ -325,10 +326,13 @@ def test_a_curators_folder_is_born_when_all_runs_are_over(tmp_path, made):
 def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, monkeypatch):
     """Killed while it writes the answer, and again right after."""
 
-    def die(*args, **more):
+    def die(path, *args, **more):
+        if path.name not in ("tune.json", "t"):
+            return write(path, *args, **more)
         raise Dies
 
-    for where in ("silodp.lab.tune.atomic.write", "silodp.lab.tune.clean_up"):
+    write = tune.atomic.write
+    for where in ("silodp.lab.tune.atomic.write", "silodp.lab.charged.clean_up"):
         with monkeypatch.context() as patch:
             patch.setattr(where, die)
             with pytest.raises(Dies):
@@ -342,7 +346,7 @@ def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, mo
 
 @pytest.mark.parametrize("trust", ["isrl", "central"])
 def test_noise_is_not_used_again_on_other_records(tmp_path, monkeypatch, trust):
-    class Stops(tune.ErrorShare):
+    class Stops(charged_search.ErrorShare):
         def view(self, *args):
             raise KeyboardInterrupt
 
@@ -372,12 +376,14 @@ def test_random_stopping_is_refused_where_every_run_is_seen(tmp_path):
 
 def test_a_run_that_diverges_is_scored_as_the_worst(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        tune.Candidate, "run", lambda self, fed, problem, w, m: iter([w * math.nan]) if problem.dim > 1 else RUN(self, fed, problem, w, m)
+        charged_search.Candidate,
+        "run",
+        lambda self, fed, problem, w, m: iter([w * math.nan]) if problem.dim > 1 else RUN(self, fed, problem, w, m),
     )
     assert {c["score"] for c in charged(tmp_path / "t")["candidates"]} == {1.0}
 
 
-RUN = tune.Candidate.run
+RUN = charged_search.Candidate.run
 
 
 def test_free_tuning_reads_no_silo_and_resumes(tmp_path, silodp, monkeypatch):

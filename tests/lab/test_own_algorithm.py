@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from silodp.core.errors import BadInput
@@ -93,3 +94,21 @@ def test_a_mistake_gets_one_sentence(mine, silodp, command, words, said):
     code, _, err = silodp(command, *words)
     assert code == 2
     assert said in err
+
+
+def test_it_is_tuned_by_its_path_freely_and_on_the_silos_own_records(mine, silodp, tmp_path):
+    ranges = ("--rounds", 2, "--phase", 1, "--phase", 2, "--step", 0.3, "--step", 1, "--clip", 1, "--set", "decay=0.2")
+    words = ("tune", "--algorithm", mine, *ranges, "--json")
+    code, out, _ = silodp(*words, "--records", 200, "--silos", 2, "--features", 3, "--trials", 1, "--out", "free")
+    answer = json.loads(out)
+    assert code == 0
+    assert {row["algorithm"] for row in answer["candidates"]} == {mine}
+    assert len(answer["candidates"]) == 2  # it has no phases
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 2)
+    code, out, _ = silodp(*words, "--silo", "a.npz", "--silo", "b.npz", "--candidates", 2, "--seed", 1, "--out", "charged")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["chosen"]["decay"] == 0.2
+    assert all(0.999 * 3 < silo["spent_epsilon"] <= 3 for silo in answer["price"])
+    assert silodp("tune", "--records", 200, "--features", 3, "--set", "decay=0.2")[0] == 2

@@ -9,6 +9,7 @@ import typer
 
 from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
+from silodp.cli.options import Settings
 from silodp.core.errors import BadInput
 
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
@@ -131,6 +132,10 @@ def tune(
         str | None,
         typer.Option(help="For --trust central: poisson:MEAN, geometric:MEAN or tnb:ETA:GAMMA; poisson of --candidates by default."),
     ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="The algorithm to tune, by name or FILE.py:NAME; mb-sgd and spider by default.")
+    ] = None,
+    settings: Settings = None,
     rounds: Annotated[list[int] | None, typer.Option(help="Rounds to try; may be repeated.")] = None,
     phase: Annotated[list[int] | None, typer.Option(help="Phases to try: 1 is mb-sgd, more is spider.")] = None,
     step: Annotated[list[float] | None, typer.Option(help="Steps to try.")] = None,
@@ -154,11 +159,13 @@ def tune(
     `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo a.csv --silo b.csv --trust central --repetitions poisson:10`
     """
     from silodp.lab import tune as lab
+    from silodp.server.algorithms import assignments
     from silodp.server.order import check_seed
 
     check_seed(seed)
     given = {"rounds": rounds, "phases": phase, "steps": step, "clips": clip}
     ranges = lab.Ranges(slope=slope, **{name: tuple(values) for name, values in given.items() if values})
+    own = lab.own_algorithm(algorithm, assignments(settings or ()))
     names = tuple(classes.split(",")) if classes else ()
     folder = out_dir or Path("runs") / "tune"
     if trials < 1:
@@ -167,15 +174,15 @@ def tune(
         if silo:
             if public or data or records:
                 raise BadInput("--silo is charged and --public, --data and --records are free; give one of them")
-            answer = _charged(lab, silo, label, names, folder, ranges, seed, tick, epsilon=epsilon, delta=delta, model=model, trust=trust,
-                              candidates=candidates, repetitions=repetitions, scale=scale)  # fmt: skip
+            answer = _charged(silo, label, names, folder, ranges, seed, tick, epsilon=epsilon, delta=delta, model=model, trust=trust,
+                              candidates=candidates, repetitions=repetitions, scale=scale, own=own)  # fmt: skip
         else:
             if trust != "isrl" or repetitions or delta is not None:
                 raise BadInput(
                     "--trust, --repetitions and --delta belong to --silo; free data cost nothing, and runs there use delta 1/n^2"
                 )
             shape = _shape(records, silos, features, len(names) or 2, model, epsilon, signal) if records else None
-            search = lab.FreeSearch(epsilon, model, ranges, data, shape, tuple(map(str, public or ())), label, names, trials)
+            search = lab.FreeSearch(epsilon, model, ranges, data, shape, tuple(map(str, public or ())), label, names, trials, own)
             answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
     dump(answer) if as_json else _show_tuning(answer)
 
@@ -190,8 +197,9 @@ def _shape(records: list[int], silos: int | None, features: int | None, classes:
     return Shape(tuple(records) * (silos or 1), features, classes, model, epsilon, None, signal_by_name(signal))
 
 
-def _charged(lab, silo, label, names, folder, ranges, seed, tick, *, candidates, repetitions, scale, trust, **rest) -> dict:
+def _charged(silo, label, names, folder, ranges, seed, tick, *, candidates, repetitions, scale, trust, **rest) -> dict:
     from silodp.core.privacy.tuning import repetitions_by_name
+    from silodp.lab.charged import ChargedSearch, search_charged
     from silodp.silo.data.files import load_silos
     from silodp.silo.data.records import Records
 
@@ -200,12 +208,12 @@ def _charged(lab, silo, label, names, folder, ranges, seed, tick, *, candidates,
     if trust == "central" and repetitions is None:
         repetitions = f"poisson:{candidates}"
     loaded = load_silos(tuple(silo), label, classes=names or None)
-    search = lab.ChargedSearch(
+    search = ChargedSearch(
         silos=tuple(map(str, silo)), classes=len(names) or 2, ranges=ranges, candidates=candidates, repetitions=repetitions, trust=trust,
         scale=scale == "private", **rest,
     )  # fmt: skip
     law = repetitions_by_name(repetitions) if repetitions else None
-    return lab.search_charged(search, Records.of(loaded.records_raw, loaded.names), folder, law, seed=seed, tick=tick)
+    return search_charged(search, Records.of(loaded.records_raw, loaded.names), folder, law, seed=seed, tick=tick)
 
 
 def _show_tuning(answer: dict) -> None:

@@ -1,65 +1,38 @@
-"""`silodp tune`: settings for a private run. Free on public or synthetic data; on the silos' own data every look is paid for.
-
-With an untrusted server every candidate's releases are seen, chosen or not, so the price is their composition: each of C candidates gets
-1/C of the budget (mu^2), and no random number of runs changes that. A trusted curator who pools the records may instead keep all runs
-but the best secret, and pays for a selection (`core.tuning`); what is not chosen, and how many there were, is then deleted.
-"""
+"""`silodp tune`: settings for a private run. Here by a free search, on public or synthetic data; `charged` looks at the silos' own."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget, gdp_epsilon_exactly, gdp_mu
-from silodp.core.privacy.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
+from silodp.core.errors import BadInput
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Moments
 from silodp.host import atomic
 from silodp.lab.advise import Shape, synthetic
-from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
-from silodp.lab.planning import warn_of_delta
-from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
+from silodp.lab.runfolder import open_folder
+from silodp.lab.studies.study import Own
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
 from silodp.server.algorithms import find
-from silodp.server.estimates.scaling import learn_scaling
-from silodp.server.federation import Everyone, Federation, Port
-from silodp.server.order import default_delta, finite
-from silodp.server.output import output
-from silodp.server.plan import Plan, calibrate
+from silodp.server.order import finite
 from silodp.server.settings import default_shares
-from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
-from silodp.silo.gate import Gate
-from silodp.silo.ledger.memory import MemoryLedger
-from silodp.wire.inprocess import InProcess
 
-SCALING_SHARE = 0.1
-"""Part of the budget (mu^2) that private feature scaling takes, once for all candidates."""
-SCORE_SHARE = 0.1
-"""Part of a candidate's budget that its score takes."""
 Tick = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases are spider."""
+    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases are spider, unless one algorithm is named."""
 
     rounds: tuple[int, ...] = (10, 40)
     phases: tuple[int, ...] = (1, 4)
@@ -73,12 +46,24 @@ class Ranges:
             if not values or not all(0 < v < math.inf for v in values):
                 raise BadInput(f"{name} are {values}; give one or more, each greater than 0")
 
-    def schedules(self) -> list[tuple[str, int, int]]:
-        """(algorithm, rounds, phase)."""
-        found = [("mb-sgd" if q == 1 else "spider", r, q) for r in self.rounds for q in self.phases if q <= r]
-        if not found:
+    def schedules(self, own: Own | None) -> list[tuple[str, dict[str, Any]]]:
+        """(algorithm, its settings but the step)."""
+        pairs = [(r, q) for r in self.rounds for q in self.phases if q <= r]
+        if not pairs:
             raise BadInput(f"phases {self.phases} are all larger than rounds {self.rounds}; give a phase that fits")
-        return found
+        found = []
+        for r, q in pairs:
+            name, given = (own.algorithm, own.given) if own else ("mb-sgd" if q == 1 else "spider", {})
+            words = {"rounds": r, "phase": q, "local_steps": 1, "inner": q, "restarts": 1, "slope": self.slope, **given}
+            found.append((name, find(name).schedule(words)))
+        return [one for i, one in enumerate(found) if one not in found[:i]]  # an algorithm without phases has one for each number of rounds
+
+
+def own_algorithm(text: str | None, given: Mapping[str, str]) -> Own | None:
+    """The one algorithm that is tuned in the place of mb-sgd and spider, if one is named."""
+    if text is None and given:
+        raise BadInput("--set is for the algorithm that is tuned; name it by --algorithm")
+    return Own.of(text, given) if text else None
 
 
 # --- free: public or synthetic data ----------------------------------------------------------------------------------------------
@@ -97,16 +82,16 @@ class FreeSearch:
     label: str = "label"
     classes: tuple[str, ...] = ()
     trials: int = 3
+    own: Own | None = None
 
     def arms(self) -> list[Arm]:
         grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
-        return [
-            Arm(
-                "tune", name, {"rounds": r} | ({"phase": q} if q > 1 else {}), grid | ({"slope": (self.ranges.slope,)} if q > 1 else {}),
-                shares=default_shares(find(name), {"phase": q, "slope": self.ranges.slope}) or {},
-            )
-            for name, r, q in self.ranges.schedules()
-        ]  # fmt: skip
+        arms = []
+        for name, settings in self.ranges.schedules(self.own):
+            fixed, slope = dict(settings), settings.get("slope")
+            tuned = grid | ({"slope": (fixed.pop("slope"),)} if slope is not None else {})
+            arms.append(Arm("tune", name, fixed, tuned, shares=default_shares(find(name), settings) or {}))
+        return arms
 
     def split(self, trial: int, data_dir: Path | None) -> Split:
         if self.shape:
@@ -149,9 +134,9 @@ def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = N
     for row in store.runs():
         groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)
     found = [_free_row(rows) for rows in groups.values()]  # in the order in which they were finished
-    candidates = sorted(found, key=lambda row: (row["rounds"], row.get("phase", 1), row["step"], row["clip"]))
+    candidates = sorted(found, key=lambda row: (row.get("rounds", 1), row.get("phase", 1), row["step"], row["clip"]))
     answer = {"free": True, "candidates": candidates, "chosen": _free_row(best_settings(store.runs())), "spent_on_silos": 0.0}
-    return _finish(folder, answer)
+    return finish(folder, answer)
 
 
 def _free_unit(search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None) -> tuple[Arm, int, list[dict]]:
@@ -165,309 +150,13 @@ def _free_problem(search: FreeSearch, split: Split) -> Problem:
 
 def _free_row(rows: Sequence[dict[str, str]]) -> dict:
     first = rows[0]
+    whole = {k: int(first[k]) for k in ("rounds", "phase") if first[k] != ""}
     settings = {k: float(first[k]) for k in ("step", "clip", "slope") if first[k] != ""}
-    return {
-        "algorithm": first["unit"].split(",")[1], "rounds": int(first["rounds"]), **({"phase": int(first["phase"])} if first["phase"] else {}),
-        **settings, "test_error": float(as_tensor(rows, "test_error").mean()), "train_loss": float(as_tensor(rows, "train_loss").mean()),
-    }  # fmt: skip
+    means = {k: float(as_tensor(rows, k).mean()) for k in ("test_error", "train_loss")}
+    return {"algorithm": first["unit"].split(",")[1], **whole, **settings, **means}
 
 
-# --- charged: the silos' own records ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Settings of one run."""
-
-    algorithm: str
-    rounds: int
-    phase: int
-    step: float
-    clip: float
-    slope: float
-
-    def run(self, fed: Port, problem, w: Tensor, mechanisms: dict[str, Gaussian]) -> Iterator[Tensor]:
-        algorithm = find(self.algorithm)
-        given = {"rounds": self.rounds, "phase": self.phase, "local_steps": 1, "inner": 1, "restarts": 1, "slope": self.slope}
-        return algorithm.run(fed, problem, w, step=self.step, **algorithm.schedule(given), **mechanisms)
-
-    def shares(self) -> dict[str, float]:
-        algorithm = find(self.algorithm)
-        return default_shares(algorithm, {"phase": self.phase, "slope": self.slope}) or dict.fromkeys(algorithm.kinds, 1.0)
-
-    def as_dict(self) -> dict:
-        more = {"phase": self.phase, "slope": self.slope} if self.algorithm == "spider" else {}
-        return {"algorithm": self.algorithm, "rounds": self.rounds, **more, "step": self.step, "clip": self.clip}
-
-
-def candidates_of(ranges: Ranges, count: int, coin: int) -> list[Candidate]:
-    """So many of all combinations, drawn by a public coin; the order is the draw's."""
-    combinations = itertools.product(ranges.schedules(), ranges.steps, ranges.clips)
-    every = [Candidate(name, r, q, step, clip, ranges.slope) for (name, r, q), step, clip in combinations]
-    if not 1 <= count <= len(every):
-        raise BadInput(f"candidates is {count}; choose between 1 and {len(every)}, the number of combinations")
-    return [every[i] for i in np.random.default_rng(coin).permutation(len(every))[:count]]
-
-
-class Score(Protocol):
-    """A number by which runs are compared, less is better, released by a silo's gate like anything else: it is charged for."""
-
-    def view(self, problem: Problem, records: Records, w: Tensor) -> Records:
-        """The silos' side: what the statistic is taken of, each record's own function of the record and the public w."""
-        ...
-
-    def ask(self, fed: Port, mechanism: Gaussian) -> float: ...
-
-
-class ErrorShare:
-    """Share of records whose class is predicted wrongly, as a mean over silos, through the Moments statistic of one feature in [0, 1].
-
-    Moments also releases the square, for which it pays: a factor of sqrt(2) in noise.
-    """
-
-    def view(self, problem: Problem, records: Records, w: Tensor) -> Records:
-        with torch.no_grad():
-            scores = problem.outputs(w, records.x.flatten(0, 1))[0]
-        labels = records.y.flatten()
-        wrong = (scores.squeeze(-1) > 0) != (labels > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != labels
-        wrong = (wrong | ~torch.isfinite(scores).all(-1)).float().reshape(*records.y.shape, 1)
-        return Records(wrong * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
-
-    def ask(self, fed: Port, mechanism: Gaussian) -> float:
-        moments = Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-        return (float(fed.mean(Query(moments, mechanism.clipped(moments.norm)))[0, 0]) + 1) / 2
-
-
-@dataclass(frozen=True)
-class ChargedSearch:
-    """A search on the silos' own records: written to config.json, and compared when a folder is continued."""
-
-    silos: tuple[str, ...]
-    epsilon: float
-    delta: float | None
-    model: str
-    classes: int
-    ranges: Ranges
-    candidates: int
-    trust: str = "isrl"
-    repetitions: str | None = None
-    scale: bool = True
-    coin: int = 0
-    counts: tuple[int, ...] = field(default=())
-
-
-def search_charged(
-    search: ChargedSearch, records: Records, folder: Path, repetitions: Repetitions | None = None, *,
-    score: Score | None = None, seed: int | None = None, tick: Tick = lambda done, total: None,
-) -> dict:  # fmt: skip
-    """Tries candidates on these records within (epsilon, delta) in total, and returns the best by its released score.
-
-    Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done again says the same again.
-    """
-    finite(search.epsilon)
-    if search.trust not in ("isrl", "central"):
-        raise BadInput(
-            f"trust {search.trust!r} is unknown here; use isrl (the server sees every run) or central (a curator holds the records)"
-        )
-    if (search.trust == "central") != (repetitions is not None):
-        raise BadInput(
-            "random stopping hides nothing from a server that sees every run; --repetitions belongs to --trust central, and is needed there"
-        )
-    if search.classes < 2:
-        raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
-    central, wanted = search.trust == "central", replace(search, counts=records.counts)
-    if central:
-        flat = records.mask.flatten()
-        x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
-        records = Records.of([(x, y)], ["pool"])
-    else:
-        records = Records(records.x.flatten(2), records.y, records.counts, records.names)
-    problem = Problem(*model_by_name(search.model, records.x.shape[2], search.classes))
-    tried = candidates_of(search.ranges, search.candidates, search.coin)
-    desk = _Desk(search, problem, records, score or ErrorShare(), tried, repetitions)
-    hidden = hidden_of(folder, central=central)
-    if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise BadInput(f"{folder} is not a folder that can be written; choose another --out")  # a curator's is opened at the end alone
-    if central and not (folder / "config.json").exists():
-        refuse_runs(folder)
-        open_folder(hidden, wanted)
-    else:
-        open_folder(folder, wanted)
-    if (folder / "tune.json").exists():
-        clean_up(folder, hidden, central=central)  # it may have been killed before it did
-        return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
-    open_hidden(hidden)
-    desk.hidden, desk.seed = hidden, seed_of(hidden, seed, records)
-    if search.delta is None:
-        warn_of_delta(dict(zip(records.names, records.counts, strict=True)))
-    answer = desk.compose(tick) if repetitions is None else desk.select(repetitions, tick)
-    best = answer.pop("file")
-    if central:
-        renew(folder)
-        open_folder(folder, wanted)
-    if best is not None:
-        found = load_file(best)
-        scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
-        save_file({k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling, folder / "model.safetensors")
-    write_environment(
-        folder, noise=f"seeded pseudo-random float noise, {'seed from the operating system' if seed is None else f'seed {seed}'}"
-    )
-    _finish(folder, answer)
-    clean_up(folder, hidden, central=central)
-    return answer
-
-
-class _Desk:
-    """Carries candidates out, one gate and one ledger for all that one audience sees.
-
-    All that can be refused is planned at once: what is wrong must be said before anything is written that the right command would find.
-    """
-
-    hidden: Path
-    seed: int
-
-    def __init__(
-        self, search: ChargedSearch, problem: Problem, records: Records, score: Score, tried: Sequence[Candidate],
-        repetitions: Repetitions | None,
-    ) -> None:  # fmt: skip
-        self.search, self.problem, self.records, self.score, self.tried = search, problem, records, score, tried
-        self.budgets = [Budget(search.epsilon, search.delta if search.delta is not None else default_delta(n)) for n in records.counts]
-        if repetitions is None:
-            self.plan = self._plan(tried, self.budgets, scaling=search.scale)
-            return
-        (budget,) = self.budgets
-        self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
-        self.mu = selected_mu(repetitions, budget, beside=self.beside)
-        self.once = self._plan([], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True) if self.beside else None
-        each = self._budget(self.mu, budget.delta)
-        self.each = [self._plan([candidate], [each], scaling=False) for candidate in tried]
-
-    def compose(self, tick: Tick) -> dict:
-        """Every candidate within one budget, on one ledger: the server sees them all."""
-        plan, tried = self.plan, self.tried
-        ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
-        records, scaling = self._scaled(plan, ledger) if self.search.scale else (self.records, {})
-        scores = []
-        for i, candidate in enumerate(tried):
-            path = self.hidden / f"{i:03d}.safetensors"
-            if path.exists():
-                for asked in plan.asked:
-                    if asked.kind.startswith(f"{i}/"):
-                        multiplier = plan.mechanisms[asked.kind].noise_multiplier
-                        ledger.charge(replace(asked.event, noise_multiplier=multiplier), list(asked.silos))
-            else:
-                self._carry_out(i, candidate, plan, ledger, records, path, scaling, stream=i)
-            scores.append(float(load_file(path)["score"]))
-            tick(i + 1, len(tried))
-        best = int(np.argmin(scores))
-        spent = ledger.epsilon()[0].tolist()
-        return {
-            "free": False, "trust": "isrl", "candidates": [c.as_dict() | {"score": s} for c, s in zip(tried, scores, strict=True)],
-            "chosen": tried[best].as_dict() | {"score": scores[best]}, "file": self.hidden / f"{best:03d}.safetensors",
-            "price": [self._price(n, b, s) for n, b, s in zip(self.records.names, self.budgets, spent, strict=True)],
-            "run_mu": [gdp_mu(b) * math.sqrt((1 - SCALING_SHARE * self.search.scale) / len(tried)) for b in self.budgets],
-        }  # fmt: skip
-
-    def select(self, repetitions: Repetitions, tick: Tick) -> dict:
-        """The best of a secret random number of runs, each of a candidate drawn at random; nothing else leaves."""
-        (budget,), tried, mu = self.budgets, self.tried, self.mu
-        records, scaling = self.records, {}
-        if self.once:
-            records, scaling = self._scaled(self.once, MemoryLedger(self.once.rule, self.once.budgets.tolist(), self.records.counts))
-        coins = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x7E,)))
-        runs = draw(repetitions, float(coins.random()))
-        best, file = None, None
-        for k in range(runs):
-            index = int(coins.integers(len(tried)))
-            plan = self.each[index]
-            path = self.hidden / f"{k:03d}-{index}.safetensors"
-            if not path.exists():
-                ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
-                self._carry_out(0, tried[index], plan, ledger, records, path, scaling, stream=k)
-            value = float(load_file(path)["score"])
-            if best is None or value < best[0]:
-                best, file = (value, index), path
-            tick(k + 1, runs)
-        spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=self.beside)
-        chosen = tried[best[1]].as_dict() | {"score": best[0]} if best else tried[0].as_dict() | {"score": None}
-        return {
-            "free": False, "trust": "central", "candidates": [c.as_dict() for c in tried], "chosen": chosen, "file": file, "run_mu": [mu],
-            "price": [self._price("pool", budget, spent)], "mean_runs": repetitions.mean,
-        }  # fmt: skip
-
-    @staticmethod
-    def _budget(mu: float, delta: float) -> Budget:
-        return Budget(gdp_epsilon_exactly(mu, delta), delta)
-
-    @staticmethod
-    def _price(name: str, budget: Budget, spent: float) -> dict:
-        return {"name": name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon": spent}
-
-    def _plan(self, tried: Sequence[Candidate], budgets: list[Budget], *, scaling: bool) -> Plan:
-        """One dry run of all that is asked: scaling once, then for each candidate its run and its score."""
-        features, score = self.records.x.shape[2], self.score
-        rest = 1 - SCALING_SHARE if scaling and tried else 1.0
-        mechanisms, shares = {}, {}
-        if scaling:
-            for kind in ("ranges", "moments"):
-                mechanisms[kind], shares[kind] = Gaussian(kind, 1.0, 0.0), (1 - rest if tried else 1.0) / 2
-        for i, candidate in enumerate(tried):
-            parts = candidate.shares()
-            for kind, share in parts.items():
-                mechanisms[f"{i}/{kind}"] = Gaussian(f"{i}/{kind}", candidate.clip, 0.0)
-                shares[f"{i}/{kind}"] = rest * (1 - SCORE_SHARE) / len(tried) * share / sum(parts.values())
-            mechanisms[f"{i}/score"], shares[f"{i}/score"] = Gaussian(f"{i}/score", 1.0, 0.0), rest * SCORE_SHARE / len(tried)
-
-        def everything(fed, problem, w, **given):
-            if scaling:
-                learn_scaling(fed, features, ranges=given["ranges"], moments=given["moments"])
-            for i, candidate in enumerate(tried):
-                yield from candidate.run(fed, problem, w, _own(given, i))
-                score.ask(fed, given[f"{i}/score"])
-
-        return calibrate(everything, mechanisms, budgets, self.records.counts, shares=shares)
-
-    def _connect(self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]) -> Federation:
-        gate = Gate(Simulated(self.problem, records, [(self.seed, *stream)]), ledger, dim=self.problem.dim, counts=records.counts)
-        return Federation(InProcess(gate), Everyone(len(records)))
-
-    def _scaled(self, plan: Plan, ledger: MemoryLedger) -> tuple[Records, dict[str, Tensor]]:
-        fed, given = self._connect(self.records, ledger, (0, 0)), plan.mechanisms
-        mean, scale = learn_scaling(fed, self.records.x.shape[2], ranges=given["ranges"], moments=given["moments"])
-        x = (self.records.x - mean.float()) / scale.float() * self.records.mask.unsqueeze(-1)
-        return Records(x, self.records.y, self.records.counts, self.records.names), {
-            "scaling.mean": mean.float(),
-            "scaling.scale": scale.float(),
-        }
-
-    def _carry_out(
-        self, i: int, candidate: Candidate, plan: Plan, ledger: MemoryLedger, records: Records, path: Path, scaling, *, stream: int
-    ) -> None:
-        """Runs one candidate, has it scored, and keeps both in one step, so that a stop in between leaves nothing half done."""
-        fed = self._connect(records, ledger, (1, stream))
-        start = self.problem.initial([self.search.coin])
-        try:
-            w = output(candidate.run(fed, self.problem, start, _own(plan.mechanisms, i)))
-        except Refused as refusal:
-            if refusal.code != "not-finite":
-                raise
-            w = torch.full_like(start, torch.nan)
-        value = 1.0  # of a run that diverged: everybody can see that from w
-        if bool(torch.isfinite(w).all()):
-            seen = self._connect(self.score.view(self.problem, records, w), ledger, (2, stream))
-            value = self.score.ask(seen, plan.mechanisms[f"{i}/score"])
-        part = path.with_suffix(".part")
-        save_file({"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}, part)
-        part.chmod(0o600)
-        part.replace(path)
-
-
-def _own(mechanisms: dict[str, Gaussian], i: int) -> dict[str, Gaussian]:
-    """The mechanisms of one candidate's training, by the names that its algorithm knows."""
-    return {kind.split("/")[1]: m for kind, m in mechanisms.items() if kind.startswith(f"{i}/") and not kind.endswith("/score")}
-
-
-def _finish(folder: Path, answer: dict) -> dict:
+def finish(folder: Path, answer: dict) -> dict:
     """tune.json, and settings.toml with the options of the next command."""
     answer["settings"] = str(folder / "settings.toml")
     lines = [

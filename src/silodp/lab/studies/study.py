@@ -71,12 +71,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class Own:
-    """An algorithm that no curve is made of: its steps and clips are tuned, and the slope of its differences if it takes one."""
+    """An algorithm that somebody names, with settings of its own: steps and clips are tuned, and the slope of its differences if it takes one."""
 
     algorithm: str
     given: dict[str, str]
     file: str
     """SHA-256 of its FILE.py: a folder is not continued with another."""
+
+    @classmethod
+    def of(cls, text: str, given: Mapping[str, str]) -> Own:
+        return cls(text, dict(given), file_hash(text))
 
     def arm(self, study: Study) -> Arm:
         algorithm = find(self.algorithm)
@@ -120,7 +124,7 @@ class Study:
     def beside(self, algorithms: Sequence[str], given: Mapping[str, str]) -> Study:
         """The same study with curves of these algorithms too; of their settings those that are given are fixed."""
         curves = tuple(name for name in algorithms if name in ARMS and name not in self.methods)
-        own = tuple(Own(name, dict(given), file_hash(name)) for name in algorithms if name not in ARMS)
+        own = tuple(Own.of(name, given) for name in algorithms if name not in ARMS)
         study = replace(self, methods=self.methods + curves, own=own or None)
         study.arms()  # what is wrong is said before anything is run
         return study

@@ -1,8 +1,8 @@
-/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU, or of one behind convolutions (stages.c): the ghost and the
-structured path of clipping.py for float32 on a CPU.
+/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU, or of one behind convolutions (stages.c): what ghost.py and
+structured.py do, for float32 on a CPU.
 
 A tile of records goes through the whole chain while it lies in the cache: forward, backward, norms, scale, sum. In a tile records are rows,
-and a row is padded with zeros to whole vectors. Norms, and which records are unsound, are those of clipping.py and layers.py.
+and a row is padded with zeros to whole vectors. Norms, and which records are unsound, are those of task.py and ghost.py.
 */
 #include <float.h>
 #include <math.h>
@@ -298,7 +298,7 @@ static float scale(const struct call *call, const struct tile *t, long r, double
         total += 1e-13 * size;
         norm = sqrt(total < 0 ? 0 : total) + 8 * FLT_EPSILON * sqrt(size);
     }
-    if (call->stages) sound = sound && norm * norm < longest; /* as _add_parts has it */
+    if (call->stages) sound = sound && norm * norm < longest; /* as structured.py has it */
     double least = clip > smallest ? clip : smallest, share = clip / (norm <= least ? least : norm);
     return sound && share >= FLT_MIN ? (float)share * t->weight[r] : 0;
 }

@@ -263,7 +263,11 @@ def _model(problem: Problem, modules: list[Node], x: Tensor, y: Tensor) -> Compi
         return None
     widths = [math.prod(shape), *(layer.outputs for layer in layers)]
     labels = y.dim() == 2 and y.dtype != torch.float64  # in float32 a number beside a label could become it
-    fits = {cross_entropy: labels, logistic: y.dim() == 2 and widths[-1] == 1, squared_error: y.shape[2:].numel() == widths[-1]}
+    fits: dict[Loss, bool] = {
+        cross_entropy: labels,
+        logistic: y.dim() == 2 and widths[-1] == 1,
+        squared_error: y.shape[2:].numel() == widths[-1],
+    }
     if not fits[problem.loss] or [layer.inputs for layer in layers] != widths[:-1]:
         return None
     targets = widths[-1] if problem.loss is squared_error else 1

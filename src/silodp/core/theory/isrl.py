@@ -5,7 +5,7 @@ to, the corrected value is prescribed and the printed one is kept in `Prescripti
 Exact accounting (PAPER-NOTES section 3) needs less noise for the same guarantee: this module says what the theorems say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, floor, inf, log, log2, sqrt
 from typing import Any
@@ -275,6 +275,20 @@ def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:
     return replace(plan, theorem=f"{plan.theorem}, at (epsilon/n, delta/(4n)) for user-level DP", conditions=conditions)
 
 
+KINDS = ("smooth-convex", "strongly-convex-erm", "strongly-convex-so")
+
+
+def least_error(c: Constants, kind: str, privacy: float, formula: str, kinds: Sequence[str]) -> tuple[float, str]:
+    """A lower bound's value and text for this kind of problem, from its privacy term and that term's text."""
+    if kind not in kinds:
+        raise BadInput(f"kind must be one of {', '.join(kinds)}, got {kind!r}.")
+    if kind == "smooth-convex":
+        return c.lipschitz**2 * min(1.0, privacy), f"E ||grad Fhat(w)||^2 = Omega(L^2 min(1, {formula}))"
+    sampled = kind == "strongly-convex-so"
+    value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / (c.silos * c.records) if sampled else 0.0))
+    return value, f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}{formula}))"
+
+
 def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.0) -> LowerBound:
     """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R) for Prox-SGD) divides privacy by C^4.
 
@@ -285,14 +299,7 @@ def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.
     if not 1 <= compositionality <= 1e20:
         raise BadInput(f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}.")
     privacy = c.privacy * (1 if n2 else c.records**2) / (c.silos * compositionality**4)
-    if kind == "smooth-convex":
-        value, formula = c.lipschitz**2 * min(1.0, privacy), "E ||grad Fhat(w)||^2 = Omega(L^2 min(1, d ln(1/delta) / (epsilon^2 n^2 N)))"
-    elif kind in ("strongly-convex-erm", "strongly-convex-so", "hybrid"):
-        sampled = kind == "strongly-convex-so"
-        value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / total if sampled else 0.0))
-        formula = f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}d ln(1/delta) / (epsilon^2 {n2}N)))"
-    else:
-        raise BadInput(f"kind must be one of smooth-convex, strongly-convex-erm, strongly-convex-so, hybrid, got {kind!r}.")
+    value, formula = least_error(c, kind, privacy, f"d ln(1/delta) / (epsilon^2 {n2}N)", (*KINDS, "hybrid"))
     return LowerBound(
         theorem=f"ISRL-DP lower bound, {kind}",
         formula=formula,

@@ -16,7 +16,7 @@ from math import ceil, expm1, floor, log, log1p, log2, sqrt
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import shuffle
 from silodp.core.privacy.accounting import root
-from silodp.core.theory.isrl import EXCHANGEABLE, Constants, LowerBound, Prescription
+from silodp.core.theory.isrl import EXCHANGEABLE, KINDS, Constants, LowerBound, Prescription, least_error
 
 LARGEST_EPSILON = 15.0
 """Where the proof of P_vec ends; a call that may spend more is run at this."""
@@ -290,15 +290,7 @@ def lower_bound(constants: Constants, kind: str) -> LowerBound:
     as far as the paper's near-optimality remarks state them: its upper bounds without powers of kappa.
     """
     c, total = constants, constants.silos * constants.records
-    privacy = c.privacy / c.silos**2
-    if kind == "smooth-convex":
-        value, formula = c.lipschitz**2 * min(1.0, privacy), "E ||grad Fhat(w)||^2 = Omega(L^2 min(1, d ln(1/delta) / (epsilon^2 n^2 N^2)))"
-    elif kind in ("strongly-convex-erm", "strongly-convex-so"):
-        sampled = kind == "strongly-convex-so"
-        value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / total if sampled else 0.0))
-        formula = f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}d ln(1/delta) / (epsilon^2 n^2 N^2)))"
-    else:
-        raise BadInput(f"kind must be one of smooth-convex, strongly-convex-erm, strongly-convex-so, got {kind!r}.")
+    value, formula = least_error(c, kind, c.privacy / c.silos**2, "d ln(1/delta) / (epsilon^2 n^2 N^2)", KINDS)
     return LowerBound(
         theorem=f"SDP lower bound, {kind}",
         formula=formula,

@@ -157,7 +157,8 @@ def order_of(given: dict[str, Any]) -> Order:
         words["noise"] = "theory"
     elif words.get("noise") == "theory":
         raise BadInput("noise 'theory' comes with the theorem's schedule; give --from-theory")
-    return Order(**words | {name: tuple(words.get(name) or ()) for name in MANY if name in words})
+    found: dict[str, Any] = {**words, **{name: tuple(words.get(name) or ()) for name in MANY if name in words}}
+    return Order(**found)
 
 
 def typed() -> set[str]:

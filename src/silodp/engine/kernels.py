@@ -3,16 +3,19 @@
 Products of matrices are float32 throughout: by multiply and add, or on tensor cores from three products of TF32 parts, which lose no more.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+triton: Any
+tl: Any
 try:
     import triton
     from triton import language as tl
@@ -169,7 +172,8 @@ def convolve(
 
     Weight and bias may have a first axis: of as many silos, whose records follow each other.
     """
-    weight, bias = (t if t is None or weight.dim() == 5 else t[None] for t in (weight, bias))
+    if weight.dim() != 5:
+        weight, bias = weight[None], None if bias is None else bias[None]
     silos, outputs, channels, *kernel = weight.shape
     height, width = a.shape[2:]
     rows, columns = ((a.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -226,7 +227,7 @@ def advise(
         tick(done := done + 1, total)
     guess = 1 / shape.classes
     open_accuracy = float(np.mean(fresh["open"]))
-    trusts = {
+    trusts: dict[str, dict[str, Any]] = {
         trust: _entry(shape, trust, *chosen[trust], fresh[trust], guess) if trust in chosen else {"trust": trust, "refused": refused[trust]}
         for trust in TRUSTS
     }

@@ -77,7 +77,8 @@ class Source:
         if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
             raise BadInput(f"{folder} holds no run of `silodp train` of this version; it may be of an older one: train again")
         paths = {name: Path(words[name]) if words[name] else None for name in PATHS}
-        return cls(**dict(words) | paths | {"silos": tuple(map(Path, words["silos"]))})
+        given: dict[str, Any] = {**words, **paths, "silos": tuple(map(Path, words["silos"]))}
+        return cls(**given)
 
     def _plainly(self, seed: int, holes: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
         if self.test:

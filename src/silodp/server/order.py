@@ -132,7 +132,8 @@ class Order:
         if differs := sorted(order.keys() ^ {field.name for field in fields(cls)}):
             raise BadInput(f"the run in {folder} is of an older version (its order differs in {', '.join(differs)}); start another")
         try:
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in order.items()})
+            given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in order.items()}
+            return cls(**given)
         except TypeError:
             raise BadInput(f"the order in {folder} is not as silodp wrote it; restore its run.json") from None
 

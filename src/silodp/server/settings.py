@@ -65,7 +65,8 @@ def samplings_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> di
     """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as anchor=full,refine=poisson:0.1."""
     if "=" not in (text or ""):
         return dict.fromkeys(algorithm.kinds, sampling_by_name(text, algorithm, rounds))
-    said = dict(part.strip().partition("=")[::2] for part in (text or "").split(","))
+    words = (part.strip().partition("=") for part in (text or "").split(","))
+    said = {name: value for name, _, value in words}
     if said.keys() != set(algorithm.kinds):
         raise BadInput(f"sampling {text!r} must name each kind of release of {algorithm.name} once: {', '.join(algorithm.kinds)}")
     return {kind: sampling_by_name(said[kind], algorithm, rounds) for kind in algorithm.kinds}

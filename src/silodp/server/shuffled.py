@@ -80,12 +80,11 @@ def calibrate_shuffled(
     released = sum(sorted(int(batch.batch(n)) for n in counts)[:least])
     found = [numerical(tuple(kinds_of(plan, run=j, silos=len(counts))), released, dimension, budget) for j, budget in enumerate(budgets)]
     rules = [Totals.for_budget(budget) for budget in budgets]
-    noisy = {
-        kind: Shuffled(
-            kind, m.clip, *(torch.tensor([[bits.get(kind, (1, 1))[i]] for bits in found]) for i in (0, 1)), released, P, m.sampling
-        )
-        for kind, m in mechanisms.items()
-    }
+
+    def chosen(kind: str, which: int) -> torch.Tensor:
+        return torch.tensor([[bits.get(kind, (1, 1))[which]] for bits in found])
+
+    noisy = {kind: Shuffled(kind, m.clip, chosen(kind, 0), chosen(kind, 1), released, P, m.sampling) for kind, m in mechanisms.items()}
     rule = Totals(np.array([[b] for b in budgets], dtype=object), np.array([[r.order] for r in rules]))
     asked = [replace(a, event=replace(noisy[a.kind].event(a.event.count, dimension), sampling=a.event.sampling)) for a in plan.asked]
     return Plan(noisy, rule, asked, plan.counts, plan.budgets)
@@ -127,7 +126,7 @@ def numerical(kinds: tuple[Kind, ...], contributions: int, dimension: int, budge
     def fits(b: int) -> bool:
         try:
             shares = (
-                kind.paid * total_share(P, contributions, dimension, budget, order, g, bits)
+                kind.paid * total_share(P, contributions, dimension, budget, float(order), g, bits)
                 for kind, g, bits in zip(kinds, levels, at(b), strict=True)
             )
             return sum(shares) <= 1.0

@@ -35,15 +35,14 @@ class Total:
     silos: tuple[int, ...]
 
 
-class ThroughShuffler(InProcess):
+class ThroughShuffler:
     """The same with a shuffler between gate and server: what comes out is the sum over silos, (J, 1, d), or nothing."""
 
     def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
-        super().__init__(gate)
-        self._counts = tuple(counts)
+        self._gate, self._counts = gate, tuple(counts)
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
-        release = super().ask(query, silos)
+        release = self._gate.answer(query, silos)
         mechanism = as_total(query.mechanism)
         records = mechanism.contributed(self._counts[i] for i in release.silos)
         if records < mechanism.contributions:

@@ -12,7 +12,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event
 from silodp.core.fields import NAME, REAL
-from silodp.core.mechanisms.mechanism import Mechanism, Noise
+from silodp.core.mechanisms.mechanism import Mechanism
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.weights import Weights
@@ -56,7 +56,7 @@ class Gaussian(Mechanism):
     def noisy(self, event: Event) -> Event:
         return replace(event, noise_multiplier=self.noise_multiplier)
 
-    def noised(self, by: Noise, *given: Any) -> Any:
+    def noised(self, by: Any, *given: Any) -> Any:
         return by.gaussian(self, *given)
 
     def of(self, silo: int) -> Self:

@@ -48,7 +48,7 @@ class Mechanism:
         """(J, d): what the server makes of the answers `value` of these silos."""
         raise NotImplementedError
 
-    def noised(self, by: Noise, *given: Any) -> Any:
+    def noised(self, by: Any, *given: Any) -> Any:
         """What `by` does with its law."""
         raise NotImplementedError
 

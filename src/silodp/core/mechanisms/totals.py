@@ -12,7 +12,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.events import TotalEvent
 from silodp.core.fields import INTEGER, NAME, REAL
-from silodp.core.mechanisms.mechanism import Mechanism, Noise
+from silodp.core.mechanisms.mechanism import Mechanism
 from silodp.core.mechanisms.shuffle import mean_in_total
 from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
@@ -61,7 +61,7 @@ class Shuffled(Mechanism):
     def event(self, releases: int = 1, dimension: int = 1) -> TotalEvent:
         return TotalEvent(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
 
-    def noised(self, by: Noise, *given: Any) -> Any:
+    def noised(self, by: Any, *given: Any) -> Any:
         return by.binomial(self, *given)
 
     def of(self, silo: int) -> Self:

@@ -205,7 +205,7 @@ class Silo:
     def ask(self, query_id: str, query: Query) -> Answer:
         """The answer; an AssertionError if there is a refusal in its place."""
         reply = decode_reply(self.handle(self.frame(query_id, query)), limit=2**20)
-        assert isinstance(reply, Answer), f"the gate refused ({reply.code})"
+        assert isinstance(reply, Answer), f"the gate refused ({getattr(reply, 'code', reply)})"
         return reply
 
 

@@ -102,8 +102,8 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int, *
             )
         half = torch.from_numpy(np.random.default_rng(size).random(size) < 0.5)
         for mine in (half, ~half):  # some places keep what they hold, then the others do
-            mixed = [torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True)]
-            if not torch.equal(_bits(rows, *mixed, dim)[mine], alone[mine]):
+            x, y = (torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True))
+            if not torch.equal(_bits(rows, x, y, dim)[mine], alone[mine]):
                 raise BadInput(
                     f"on this machine what is computed of a record depends on the {size - 1} others that are computed beside it, and no noise is "
                     "paid for that: the gate does not serve; use a model of torch's own layers, or another build of torch"

@@ -100,7 +100,8 @@ class ServerHub(FLComponent):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._path, self._stop, self._engine = Path(path), threading.Event(), None
+        self._path, self._stop = Path(path), threading.Event()
+        self._engine: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):  # a silo may be hostile too

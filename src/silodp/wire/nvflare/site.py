@@ -65,7 +65,7 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
     project = prepare_project({"api_version": 3, "name": PROJECT, "description": "", "participants": people})
     made = Provisioner(str(folder / "authority"), builders).provision(project, logger=_Quiet())
     if made.get(CtxKey.BUILD_ERROR):
-        raise BadInput(f"{folder}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS)))}")
+        raise BadInput(f"{folder}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS) or ()))}")
     shutil.move(made[CtxKey.CURRENT_PROD_DIR], folder / "kits")
     for kept in ("authority", "kits"):  # keys: the provisioner leaves some readable
         (folder / kept).chmod(0o700)

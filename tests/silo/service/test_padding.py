@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_daemon import PATIENCE, Process, asked, edited, made
+from gate_process import PATIENCE, Process, asked, edited, made
 
 import silodp
 from gates import shell

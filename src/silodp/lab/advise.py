@@ -22,8 +22,10 @@ from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_mu, root
-from silodp.core.problem.models import model_by_name
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
+from silodp.host.extension import load
 from silodp.lab.planning import planned
 from silodp.lab.simulation import simulate
 from silodp.server.algorithms import find
@@ -82,7 +84,7 @@ class Shape:
         return max(1, int(len(self.records) ** 2 / sum(1 / n for n in self.records)))
 
     def problem(self) -> Problem:
-        return Problem(*model_by_name(self.model, self.features, self.classes))
+        return build(Words(self.model, Task.plain(self.classes)), self.features, load=load)
 
 
 def signal_by_name(text: str) -> float:

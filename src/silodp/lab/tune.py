@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.models import model_by_name
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
 from silodp.host import atomic
+from silodp.host.extension import load
 from silodp.lab.advise import Shape, synthetic
 from silodp.lab.runfolder import open_folder
 from silodp.lab.studies.study import Own
@@ -145,7 +147,7 @@ def _free_unit(search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None) 
 
 
 def _free_problem(search: FreeSearch, split: Split) -> Problem:
-    return Problem(*model_by_name(search.model, math.prod(split.train.x.shape[2:]), split.classes))
+    return build(Words(search.model, Task.plain(split.classes)), math.prod(split.train.x.shape[2:]), load=load)
 
 
 def _free_row(rows: Sequence[dict[str, str]]) -> dict:

@@ -18,10 +18,12 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
-from silodp.core.problem.models import model_by_name
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.engine.clipping import clipped_sum
+from silodp.host.extension import load
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.algorithms import find
@@ -78,7 +80,7 @@ def one_run(order: OneRun, x: Tensor, y: Tensor, classes: int, *, seed: int = 0,
         raise BadInput(f"{guesses} guesses about {m} canaries cannot be made; use between 1 and {m}")
     coins = torch.from_numpy(np.random.default_rng(seed).integers(0, 2, m))
     both, records = _planted(x.flatten(1), y, m, coins)
-    problem = Problem(*model_by_name(order.model, both.x.shape[-1], classes))
+    problem = build(Words(order.model, Task.plain(classes)), both.x.shape[-1], load=load)
     algorithm = find(order.algorithm)
     sampling = sampling_by_name(order.sampling, algorithm, int(order.settings.get("rounds", 1)))
     run = prepared(algorithm, order.settings, order.step)

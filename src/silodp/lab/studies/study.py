@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.losses import cross_entropy
-from silodp.core.problem.models import lenet, model_by_name
+from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.host.extension import file_hash
+from silodp.core.problem.task import Task
+from silodp.host.extension import file_hash, load
 from silodp.lab.studies.sweep import Arm
 from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Uniform
@@ -140,7 +142,7 @@ class Study:
     def problem(self, features: Sequence[int], classes: int) -> Problem:
         if self.model == "cnn":
             return Problem(lenet(features[0], classes), cross_entropy)
-        return Problem(*model_by_name(self.model, math.prod(features), classes))
+        return build(Words(self.model, Task.plain(classes)), math.prod(features), load=load)
 
 
 # --- what each curve tries ------------------------------------------------------------------------------------------------------

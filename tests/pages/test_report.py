@@ -198,7 +198,7 @@ def test_a_run_on_sampled_batches_that_was_killed_shows_what_its_rule_says_and_n
 
 
 def test_a_page_over_silos_says_that_ledgers_add_what_is_not_in_it(gated, tmp_path):
-    for _ in gated.conduct(tmp_path / "run", rounds=2, epsilon=0.1):
+    for _ in gated.conduct(tmp_path / "run", rounds=2, epsilon=("0.1",)):
         pass
     assert "Evaluations, profiles and other runs over the same silos are not in it" in plain(report(runs.read(tmp_path / "run")))
     lines = [json.loads(line) for line in (tmp_path / "run/progress.jsonl").read_text().splitlines()]

@@ -34,7 +34,9 @@ def made(text: str, load: Callable[[str], Any], *arguments: Any) -> Any:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"{text}: {name} cannot be called so ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
+        raise BadInput(
+            f"{text} cannot be run: {name} cannot be called so ({type(error).__name__}: {' '.join(str(error).split())}); mend it"
+        ) from None
 
 
 def source(thing: object) -> str:

@@ -50,7 +50,7 @@ class Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
-        for module in ("remote", "remote_shuffled"):
+        for module in ("asking", "remote", "remote_shuffled"):
             monkeypatch.setattr(f"silodp.server.{module}.time", self)
 
     def monotonic(self) -> float:

@@ -187,12 +187,10 @@ class Ground:
         assert done.returncode == 0, done.stderr
 
     def _site(self, call: str) -> None:
-        given = f"from pathlib import Path; from silodp.wire import {self.engine}_site as site; folder = Path({str(self.folder)!r})"
+        given = f"from pathlib import Path; from silodp.wire.{self.engine} import site; folder = Path({str(self.folder)!r})"
         self._there("-c", f"{given}; site.{call}")
 
     def _pid(self, name: str) -> int:
-        if self.engine == "flower":
-            return json.loads((self.folder / "engine/pids.json").read_text())[name]
         return json.loads((self.folder / "engine/processes.json").read_text())[name][0]
 
     # --- what happens to them ---------------------------------------------------------------------------------------------------

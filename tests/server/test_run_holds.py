@@ -75,7 +75,7 @@ def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_pa
 def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_folder(gates, tmp_path):
     blocker = holder(gates, "blocker", OTHER, 9.0, folder=tmp_path / "b")
     frame = blocker._frame("silo-2")  # the last in the canonical order: the others have said yes by then
-    blocker._exchange({"silo-2": frame}, PATIENCE)
+    blocker._carrier.exchange({"silo-2": frame}, PATIENCE)
     before = acts(gates)
     pauses: list[float] = []
     taker = holder(gates, "taker", ASKER, 9.0, folder=tmp_path / "t", pause=pauses.append)
@@ -181,15 +181,19 @@ def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_ve
 def test_a_hold_that_was_released_is_not_taken_again_by_whoever_repeats_its_bytes(gates, tmp_path):
     made = holder(gates, "replayed", ASKER, 1.0, folder=tmp_path / "r")
     frame = made._frame("silo-0")
-    carrier = gates.direct()
-    assert made._opened("silo-0", carrier.exchange({"silo-0": frame}, PATIENCE)["silo-0"], frame).code == ""
+
+    def told(sent: bytes):
+        raw = gates.direct().exchange({"silo-0": sent}, PATIENCE)["silo-0"]
+        return made._opened(gates.cards[0], made._open["silo-0"], sent, raw)
+
+    assert told(frame).code == ""
     made.release()
     made._open["silo-0"] = "anything"
-    assert made._opened("silo-0", carrier.exchange({"silo-0": frame}, PATIENCE)["silo-0"], frame) == "lapsed"
+    assert told(frame) == "lapsed"
     for key, wanted in ((Ed25519PrivateKey.generate(), "asker"), (ASKER, "silo")):
         request = HoldRequest("silo-1", "r", "h", gates.cards[0].definition, 1, made._events["silo-0"])
         sent = encode_hold(request, key)
-        assert made._opened("silo-0", carrier.exchange({"silo-0": sent}, PATIENCE)["silo-0"], sent) == wanted
+        assert told(sent) == wanted
     assert held(gates) == [0, 0, 0]
 
 
@@ -213,7 +217,9 @@ def test_a_run_whose_renewal_got_lost_is_released_all_the_same(gates, tmp_path):
         late = made._frame(name)  # asked for, and not carried
     made.release()
     assert held(gates) == [0, 0, 0]
-    assert made._opened("silo-2", gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"], late) == "lapsed"
+    assert (
+        made._opened(gates.cards[2], made._open["silo-2"], late, gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"]) == "lapsed"
+    )
     assert held(gates) == [0, 0, 0]
 
 

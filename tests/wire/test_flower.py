@@ -185,7 +185,7 @@ def test_other_machines_reach_the_fleet_alone_and_tasks_need_the_secret(federati
 
 @pytest.mark.parametrize(
     "unseen",
-    ["", "from silodp.wire import flower_door; flower_door.close_to_others = lambda: None"],
+    ["", "from silodp.wire.flower import door as flower_door; flower_door.close_to_others = lambda: None"],
     ids=["before it listens", "as it listens"],
 )
 def test_a_superlink_whose_flower_does_not_call_the_filter_ends_at_once_and_says_why(tmp_path, unseen):
@@ -193,7 +193,7 @@ def test_a_superlink_whose_flower_does_not_call_the_filter_ends_at_once_and_says
     words = f"""
 import sys
 import flwr.superlink.main as flower
-from silodp.wire import flower_site
+from silodp.wire.flower import site as flower_site
 asked = flower._get_middleware
 flower._get_middleware = lambda: [layer for layer in asked() if layer.cls.__name__ != "FleetOnly"]
 {unseen}
@@ -255,7 +255,7 @@ def expired_server(folder: Path):
 
 
 def node(superlink: int, ca: Path, *more: str) -> subprocess.Popen:
-    arguments = [f"--superlink=127.0.0.1:{superlink}", f"--root-certificates={ca}", f"--port={flower_site._free_port()}", *more]
+    arguments = [f"--superlink=127.0.0.1:{superlink}", f"--root-certificates={ca}", f"--port={flower_site.free_port()}", *more]
     command = [sys.executable, "-c", "from silodp.wire.flower.app import supernode; supernode()", "--isolation=process", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -24,6 +24,7 @@ from silodp.core.errors import BadInput
 from silodp.wire.hub import Hub, serve_hub
 from silodp.wire.nvflare import site
 from silodp.wire.nvflare.app import TOPIC, Courier
+from silodp.wire.site import group_runs
 from silodp.wire.socket import CODES
 
 pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
@@ -129,12 +130,12 @@ def folder(tmp_path_factory, gates):
     settings["components"].append(spy)
     resources.write_text(json.dumps(settings))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         site.start(folder, gates)
         yield folder
         pids = [pid for pid, _ in json.loads((folder / "processes.json").read_text()).values()]
         site.stop(folder)
-    assert not any(site._group(pid) for pid in pids)
+    assert not any(group_runs(pid) for pid in pids)
     assert not (folder / "hub.sock").exists()
 
 

@@ -118,6 +118,9 @@ def state_of(place: Path) -> str:
     """What a folder holds of `federation run`: "" (nothing), running, finished, or interrupted (killed, or ended early)."""
     from silodp.server.progress import held
 
+    if (place / "peers.json").exists():  # a run of peers, each in a folder of its own
+        states = {state_of(place / name) for name in json.loads((place / "peers.json").read_text())["silos"]}
+        return "running" if "running" in states else "finished" if states == {"finished"} else "interrupted"
     if not (place / "run.json").exists():
         return ""
     if held(place):

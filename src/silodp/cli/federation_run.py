@@ -14,6 +14,7 @@ from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.federation import Folder, federation, out
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
+from silodp.cli.federation_peers import NO_TOTALS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
 from silodp.cli.options import Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project
@@ -41,9 +42,16 @@ def run(
     resume: Resume = False,
     new: New = False,
     out_dir: RunFolder = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="No server: a process for each silo, which pass their replies on; see docs.")
+    ] = False,
+    own_name: Annotated[str | None, typer.Option("--as", help="The silo whose process this is, with --peers, --card and --key.")] = None,
+    gate: Annotated[Path | None, typer.Option(help="The socket of that silo's gate.")] = None,
+    relay: Annotated[Path | None, typer.Option(help="The folder through which peers pass replies on.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="A word for the run, with --as: the same at all peers, and new for each run.")] = None,
     hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
-    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub; once for each silo.")] = None,
-    key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub.")] = None,
+    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub or --as; once for each silo.")] = None,
+    key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub; with --as the peers'.")] = None,
     shuffler: Annotated[Path | None, typer.Option(help="The shuffler's shuffler.json, with --hub, if there is one.")] = None,
     schema: SchemaFile = None,
     as_json: Json = False,
@@ -52,15 +60,28 @@ def run(
 
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
-    from silodp.core.figures import EARLY, shown
-    from silodp.core.privacy.accounting import rounded_up
     from silodp.server.folder import read_run
+    from silodp.server.quote import Holds
     from silodp.server.remote import Timeouts
     from silodp.server.run import Conduct
 
-    if bool(hub) != bool(card) or bool(hub) != bool(key_file):
-        raise BadInput("--hub, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")
-    if hub and card and key_file:
+    if (own_name or gate or relay or run_id) and not peers:
+        raise BadInput("--as, --gate, --relay and --run-id belong to --peers; leave them out, or give it")
+    if peers and shuffler:
+        raise BadInput(NO_TOTALS)
+    away = own_name or hub
+    if bool(away) != bool(card) or bool(away) != bool(key_file) or (hub and peers):
+        raise BadInput("--hub or --as, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")
+    if peers and not own_name:
+        if quorum is not None:
+            raise BadInput(f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out")
+        return _show_peers(run_peers(folder.resolve(), resume=resume, new=new, out_dir=out_dir, relay=relay), as_json)
+    peer = None
+    if own_name and card and key_file:
+        cards, signing = [read_card(path) for path in card], read_key(key_file)
+        carrier = peer = one_peer(own_name, gate, relay, run_id, cards, quorum)
+        quorum = len(cards)
+    elif hub and card and key_file:
         from silodp.wire.hub import Hub
 
         carrier, cards, signing = Hub(hub), [read_card(path) for path in card], read_key(key_file)
@@ -73,7 +94,7 @@ def run(
     mixer = shuffle.shuffler_card(shuffler) if shuffler else None
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
-    runs = (folder if not hub else Path()) / "runs"
+    runs = (folder if not away else Path()) / "runs"
     place = out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))
     if resume:
         order = Order.read(read_run(place), place)
@@ -84,7 +105,7 @@ def run(
     waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
         cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
-        held=_show_held if not as_json else lambda held: None,
+        run=run_id, holds=peer.holds if peer else Holds, held=_show_held if not as_json else lambda held: None,
     )  # fmt: skip
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
     kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
@@ -94,21 +115,43 @@ def run(
         print(json.dumps(conduct.summary))
         _exit_early(conduct.summary["ended"])
         return
-    for silo in conduct.summary["silos"]:
+    _show_spent(conduct.summary)
+    if peer:
+        from silodp.server.peers import model_hash
+
+        out.print(f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'.")
+    out.print(f"Model, summary and journal are in {place}.")
+    _exit_early(conduct.summary["ended"])
+
+
+def _show_peers(summary: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _show_spent(summary)
+        out.print(same_models(summary))
+        out.print(f"The peers' folders are beside {summary['model']}.")
+    _exit_early(summary["ended"])
+
+
+def _show_spent(summary: Mapping[str, Any]) -> None:
+    """What each silo answered and spent, and how the run ended."""
+    from silodp.core.figures import EARLY, shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         out.print(
-            f"{silo['name']}: answered {silo['answered']} of {conduct.summary['questions']} questions, spent at most epsilon "
+            f"{silo['name']}: answered {silo['answered']} of {summary['questions']} questions, spent at most epsilon "
             f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
             f"{f'; {missed}' if missed else ''}."
         )
-    if conduct.summary["trust"] != "isrl":
-        out.print(f"Here {conduct.summary['said']}.")
-    ended = conduct.summary["ended"]
-    out.print(f"{conduct.summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    if summary["trust"] != "isrl":
+        out.print(f"Here {summary['said']}.")
+    ended = summary["ended"]
+    out.print(f"{summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
     if ended != "finished":
         out.print(EARLY)
-    out.print(f"Model, summary and journal are in {place}.")
-    _exit_early(ended)
 
 
 def _show_held(held: Mapping[str, HoldReply]) -> None:

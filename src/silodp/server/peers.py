@@ -5,7 +5,7 @@ each brings its own gate the frame that is meant for it and publishes the reply,
 the server's `Remote` with everyone as its quorum: a relay that alters, swaps or holds back bytes stops the run, and cannot do worse,
 since every peer checks every silo's signature, id and hash of the question, and sums in the silos' order. A silo that signs two answers
 to one question parts the peers' iterates, and so their next questions: their hashes differ, and the run stops there. After the last
-question there is no next: compare the models' hashes by a way that the relay does not carry.
+question there is no next: compare the models' hashes (`model_hash`) by a way that the relay does not carry.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from silodp.server.remote import Carrier
+from safetensors.torch import load_file
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.protocol.card import Card
+from silodp.core.protocol.quote import HoldReply, HoldRequest, decode_hold, encode_hold
+from silodp.server.asking import Carrier
+from silodp.server.plan import Plan
+from silodp.server.quote import PASSING, Holds
 
 
 class Relay(Protocol):
@@ -56,6 +63,10 @@ class Peer:
         self._silo, self._gate, self._relay, self._pause = silo, gate, relay, pause
         self._seen: set[str] = set()
 
+    def holds(self, cards: Sequence[Card], carrier: Carrier, plan: Plan, **settings: Any) -> PeerHolds:
+        """What this peer's run holds: at its own gate by itself, at the others' by their peers' word, which the gates have signed."""
+        return PeerHolds(cards, self._gate, plan, silo=self._silo, relay=self._relay, **settings)
+
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
         """Own reply from the own gate, published; the others' as they are published, within `timeout` seconds."""
         deadline, replies = time.monotonic() + timeout, dict[str, bytes]()
@@ -78,6 +89,73 @@ class Peer:
     def names(self) -> list[str]:
         """The own silo, and those that have been heard."""
         return [*self._gate.names(), *sorted(self._seen)]
+
+
+class PeerHolds(Holds):
+    """Each peer takes the hold of its own gate, and publishes what the gate has signed; no question goes out before all hold, or one refuses.
+
+    A gate is asked once those before it hold, by name, as a server asks them.
+    """
+
+    def __init__(self, cards: Sequence[Card], gate: Carrier, plan: Plan, *, silo: str, relay: Relay, **settings: Any) -> None:
+        super().__init__(cards, gate, plan, **settings)
+        self._silo, self._relay = silo, relay
+        self._last = b"", b""  # to the own gate, and from it
+
+    def _take(self) -> None:
+        self._publish(b"", b"")  # what an earlier process published is over
+        try:
+            super()._take()
+        except BadInput:
+            self._publish(*self._last)  # or the others would wait
+            raise
+
+    def _frame(self, name: str) -> bytes:
+        return super()._frame(name) if name == self._silo else b""
+
+    def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
+        if name == self._silo:
+            got = super()._ask(name, frame, until)
+            if isinstance(got, HoldReply) and not got.code:
+                self._publish(*self._last)
+            return got
+        while (got := self._published(name)) in PASSING and time.monotonic() < until:
+            time.sleep(0.05)
+        return got
+
+    def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
+        if card.name == self._silo:
+            self._last = frame, raw
+        return super()._opened(card, id, frame, raw)
+
+    def _publish(self, frame: bytes, raw: bytes) -> None:
+        self._relay.put(self._place(self._silo), len(frame).to_bytes(4, "big") + frame + raw)
+
+    def _published(self, name: str) -> HoldReply | str:
+        """What the gate of another silo has said to its own peer, about the very events that this peer counts on."""
+        content = self._relay.get(self._place(name)) or bytes(4)
+        size = 4 + int.from_bytes(content[:4], "big")
+        frame, raw = content[4:size], content[size:]
+        if not raw:
+            return "silent"
+        try:
+            request, _, _ = decode_hold(frame)
+        except Refused:
+            return "forged"
+        card = self._cards[name]
+        wanted = HoldRequest(name, self._run, request.hold, card.definition, request.number, self._events[name])
+        return self._opened(card, request.hold, frame, raw) if frame == encode_hold(wanted, self._key) else "forged"
+
+    def _place(self, name: str) -> str:
+        return hashlib.sha256(f"{self._run}/hold/{name}".encode()).hexdigest()
+
+
+def model_hash(path: Path) -> str:
+    """SHA-256 of a model.safetensors' parameters: names, shapes and numbers, and nothing of how the file is laid out."""
+    found = hashlib.sha256()
+    for name, value in sorted(load_file(path).items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode() + value.contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def _name(frame: bytes) -> str:

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,14 +24,10 @@ from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.core.sampling import Sampling
+from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, believed
 from silodp.server.plan import Plan
 
-if TYPE_CHECKING:
-    from silodp.server.remote import Carrier, Timeouts
-
 ATTEMPTS = 5
-UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
-"""Codes of the daemon itself, which name no request: whoever carries frames can repeat them, so none of them refuses a run."""
 PASSING = UNBOUND | {"paused", "rate", "ledger", "forged", "silent"}
 """The gate may answer the same bytes later; if it does not, it is as if it were silent."""
 RELEASING = 10.0
@@ -98,7 +93,7 @@ class Holds:
         }
         self._open, self.held = {}, {}
         if frames:
-            self._exchange(frames, min(self._timeouts.retry, RELEASING))
+            Sending(self._carrier, min(self._timeouts.retry, RELEASING)).send(frames, RELEASING)
 
     # --- all or none ------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +116,7 @@ class Holds:
             for name in list(missing):
                 reply = self._ask(name, frames[name], begin + self._timeouts.deadline)
                 if isinstance(reply, str) and reply not in PASSING:
-                    return name, HoldReply(name, self._run, self._open[name], "", reply)
+                    return name, HoldReply(name, self._run, self._open.get(name, ""), "", reply)
                 if isinstance(reply, str):
                     missing[name] = reply
                 elif reply.code:
@@ -141,7 +136,7 @@ class Holds:
 
     def _renew(self) -> None:
         """Each gate holds for another while what the run has not asked for yet; one that does not answer keeps what it had."""
-        for name in self._cards:
+        for name in list(self._open):
             reply = self._ask(name, self._frame(name), time.monotonic())
             if isinstance(reply, HoldReply) and not reply.code:
                 self.held[name] = reply
@@ -159,41 +154,27 @@ class Holds:
 
     def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
         """The gate's own word, or the code of a refusal; "silent" or another that may pass if nothing better came in time."""
-        last, pause = "silent", 0.05
+        sending = Sending(self._carrier, self._timeouts.retry)
         while True:
-            left = until - time.monotonic()
-            raw = self._exchange({name: frame}, min(self._timeouts.retry, max(left, 1.0))).get(name)
-            got = self._opened(name, raw, frame) if raw is not None else "silent"
-            if not isinstance(got, str) or got not in PASSING:
+            raw = sending.send({name: frame}, until - time.monotonic()).get(name)
+            got = self._opened(self._cards[name], self._open[name], frame, raw) if raw is not None else "silent"
+            if not isinstance(got, str) or got not in PASSING or until <= time.monotonic():
                 return got
-            last = got
-            if until <= time.monotonic():
-                return last
-            time.sleep(min(pause, max(0.0, until - time.monotonic())))
-            pause = min(2 * pause, 1.0)
+            sending.pause(until - time.monotonic())
 
-    def _opened(self, name: str, raw: bytes, frame: bytes) -> HoldReply | str:
-        key = self._cards[name].key
+    def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
+        """What the silo of this card has signed about this frame, whose hold has this id; "forged" for whatever else came."""
         try:
             if raw[:4] == REPLY:
-                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
-                if not isinstance(refusal, Refusal):
-                    return "forged"
-                bound = refusal.digest == hashlib.sha256(frame).hexdigest()
-                return refusal.code if bound or (not refusal.digest and refusal.code in UNBOUND) else "forged"
-            reply = decode_hold_reply(raw, silo_key=key)
+                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=card.key)
+                if isinstance(refusal, Refusal) and believed(refusal.code, refusal.digest, frame):
+                    return refusal.code
+                return "forged"
+            reply = decode_hold_reply(raw, silo_key=card.key)
         except Refused:
             return "forged"
-        wanted = name, self._run, self._open[name], hashlib.sha256(frame[OVERHEAD:]).hexdigest()
+        wanted = card.name, self._run, id, hashlib.sha256(frame[OVERHEAD:]).hexdigest()
         return reply if (reply.silo, reply.run, reply.hold, reply.digest) == wanted else "forged"
-
-    def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        try:
-            return self._carrier.exchange(frames, timeout)
-        except Exception as error:  # the wire's own exception, which this folder may not name
-            if not isinstance(getattr(error, "code", None), str):
-                raise
-            return {}
 
     def _sentence(self, name: str, reply: HoldReply) -> str:
         """What is needed, and what is left where the silo says so; nobody has paid anything."""

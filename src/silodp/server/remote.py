@@ -8,11 +8,9 @@ the same bytes, which a gate answers from its store.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,6 +22,7 @@ from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.query import Query
+from silodp.server.asking import Carrier, Sending, Timeouts, believed
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
 
@@ -31,35 +30,8 @@ MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"
 """Refusals that may pass: the same bytes are sent again until the deadline."""
 RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version"})
 """Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
-UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
-"""Codes of the daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
 LARGEST = 1e30
 """A number beyond this is treated as not finite: sums of them would leave float32."""
-
-
-class Carrier(Protocol):
-    """Takes a frame to each named silo and brings the replies that came in time. An exception with a `code` says that it is itself gone."""
-
-    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
-    def names(self) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
-
-    Whoever has not replied to one sending within `retry` is sent the same bytes again, and has twice as long for them: a machine may be busy.
-    """
-
-    deadline: float = 60.0
-    limit: float = 300.0
-    retry: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.retry <= self.deadline <= self.limit < math.inf:
-            raise BadInput(
-                f"retry {self.retry:g}, deadline {self.deadline:g} and limit {self.limit:g} seconds must rise in this order from above 0"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,24 +93,18 @@ class Remote:
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The releases of those of the silos that answer. Raises StopRun where fewer than the quorum can or do."""
-        _refuse_diverged(query)
-        asked = {self._cards[i].name: i for i in sorted(silos)}
-        frames = {name: self._frame(query, i) for name, i in asked.items() if name not in self.retired}
+        asked, frames = self._opening(query, silos)
         recorded = self._journal.read() if self._journal else None
         if recorded is None:
             answers, replies, dropped = self._live(query, asked, frames)
-            written = Round(self._sequence, {n: _digest(f) for n, f in frames.items()}, replies, dropped)
-            if self._journal:
-                self._journal.write(written)
+            self._record(frames, replies, dropped)
         else:
             answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
         self._settle(frames, dropped)
-        members = [name for name in asked if name in answers]
-        self._report(QuestionReport(self._sequence, query.event(), tuple(members), dropped, recorded is not None, query), answers)
-        self._sequence, self.pending = self._sequence + 1, None
+        members = tuple(name for name in asked if name in answers)
+        self._closing(QuestionReport(self._sequence, query.event(), members, dropped, recorded is not None, query), answers)
         if not members:
-            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
-            raise Absent(f"nobody answered question {self._sequence} ({said})")
+            raise Absent(f"nobody answered question {self._sequence} ({_list(dropped)})")
         like = getattr(query.statistic, "w", None)
         found = [answer for name in members if isinstance(answer := answers[name], Answer)]
         values = [answer.value.to(like.dtype if like is not None else torch.float64) for answer in found]
@@ -146,13 +112,30 @@ class Remote:
 
     # --- one question -----------------------------------------------------------------------------------------------------------
 
+    def _opening(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], dict[str, bytes]]:
+        """Whom the question is for, by name, and the frames for those of them that have not retired."""
+        points = [value for value in vars(query.statistic).values() if isinstance(value, Tensor) and value.is_floating_point()]
+        if not all(bool(torch.isfinite(point).all()) for point in points):
+            raise StopRun("the iterates have diverged; use a smaller step")
+        asked = {self._cards[i].name: i for i in sorted(silos)}
+        return asked, {name: encode_query(self._envelope(query, i), self._key) for name, i in asked.items() if name not in self.retired}
+
+    def _closing(self, report: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
+        self._report(report, answers)
+        self._sequence, self.pending = self._sequence + 1, None
+
+    def _record(self, frames: Mapping[str, bytes], replies: dict[str, bytes], dropped: dict[str, str]) -> None:
+        if self._journal:
+            self._journal.write(Round(self._sequence, _digests(frames), replies, dropped))
+
+    def _check_recorded(self, recorded: Round, frames: Mapping[str, bytes]) -> None:
+        if (recorded.sequence, recorded.asked) != (self._sequence, _digests(frames)):
+            raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
+
     def _settle(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
         """Notes who has retired and who was silent."""
         self.retired |= {name: code for name, code in dropped.items() if code in RETIRED and name not in self.retired}
         self._silent = (self._silent - frames.keys()) | {name for name, code in dropped.items() if code == "silent"}
-
-    def _frame(self, query: Query, silo: int) -> bytes:
-        return encode_query(self._envelope(query, silo), self._key)
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
         return self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo)
@@ -171,47 +154,39 @@ class Remote:
         alone = len(asked) == 1 and self._quorum < len(self._cards)  # of silos asked one by one, any may be absent, unless all must answer
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
-            raise StopRun(f"the silos {_list(self.retired)} have retired, and fewer than the quorum of {self._quorum} are left")
+            said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
+            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left")
         self._before()
         self.pending = query.event(), tuple(frames)
         answers: dict[str, Answer | Sealed] = {}
         replies: dict[str, bytes] = {}
         dropped = {name: "retired" for name in asked if name not in frames}
-        waiting, gone, begin, pause, wait = self._present(frames), "", time.monotonic(), 0.05, self._timeouts.retry
+        waiting, begin, sending = self._present(frames), time.monotonic(), Sending(self._carrier, self._timeouts.retry)
         dropped |= {name: "silent" for name in frames if name not in waiting}
         while waiting:
             left = self._timeouts.deadline - (time.monotonic() - begin)
             if left <= 0 and (len(answers) >= need or left <= self._timeouts.deadline - self._timeouts.limit):
                 break
-            before, sent = len(waiting), time.monotonic()
-            try:
-                came = self._carrier.exchange({name: frames[name] for name in waiting}, min(wait, max(left, 1.0)))
-                gone = ""
-            except Exception as error:  # the wire's own exception, which this folder may not name
-                if not isinstance(code := getattr(error, "code", None), str):
-                    raise
-                came, gone = {}, code
-            wait = 2 * wait if time.monotonic() - sent >= wait else wait
+            before = len(waiting)
+            came = sending.send({name: frames[name] for name in waiting}, left)
             for name in [name for name in waiting if name in came]:
                 got = self._opened(came[name], query, asked[name], frames[name])
                 if not isinstance(got, str):
                     answers[name], replies[name] = got, came[name]
                     waiting.remove(name)
                     dropped.pop(name, None)
-                elif got not in MAY_PASS and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
-                    dropped[name] = got
-                    waiting.remove(name)
                 else:
                     dropped[name] = got
-            pause = 0.05 if len(waiting) < before else min(2 * pause, 1.0)
+                    if got not in MAY_PASS and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
+                        waiting.remove(name)
             if waiting:
-                time.sleep(pause)
+                sending.pause(anew=len(waiting) < before)
         dropped |= {name: dropped.get(name, "silent") for name in waiting}
-        if gone and len(answers) < max(need, 1):
-            raise StopRun(f"the engine cannot be reached ({gone}); start it again and resume the run")
+        if sending.gone and len(answers) < max(need, 1):
+            raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
         if len(answers) < need:
-            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
-            raise StopRun(f"{len(answers)} of {len(asked)} silos answered question {self._sequence + 1}, and {need} must ({said})")
+            number = self._sequence + 1
+            raise StopRun(f"{len(answers)} of {len(asked)} silos answered question {number}, and {need} must ({_list(dropped)})")
         return answers, replies, dropped
 
     def _present(self, frames: Mapping[str, bytes]) -> list[str]:
@@ -233,8 +208,7 @@ class Remote:
         except Refused:
             return "forged"
         if isinstance(reply, Refusal):
-            bound = reply.digest == hashlib.sha256(frame).hexdigest()  # the whole frame, or another envelope around the body would do
-            return reply.code if bound or (not reply.digest and reply.code in UNBOUND) else "forged"
+            return reply.code if believed(reply.code, reply.digest, frame) else "forged"
         if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), _digest(frame)):
             return "forged"
         return reply if self._fits(reply, query) else "value"
@@ -245,8 +219,7 @@ class Remote:
         return bool((reply.value.abs() <= LARGEST).all())
 
     def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer | Sealed]:
-        if recorded.sequence != self._sequence or recorded.asked != {name: _digest(frame) for name, frame in frames.items()}:
-            raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
+        self._check_recorded(recorded, frames)
         answers: dict[str, Answer | Sealed] = {}
         for name, raw in recorded.replies.items():
             got = self._opened(raw, query, asked[name], frames[name])
@@ -256,15 +229,13 @@ class Remote:
         return answers
 
 
-def _refuse_diverged(query: Query) -> None:
-    points = [value for value in vars(query.statistic).values() if isinstance(value, Tensor) and value.is_floating_point()]
-    if not all(bool(torch.isfinite(point).all()) for point in points):
-        raise StopRun("the iterates have diverged; use a smaller step")
-
-
 def _digest(frame: bytes) -> str:
     return hashlib.sha256(frame[OVERHEAD:]).hexdigest()
 
 
-def _list(names: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} ({code})" for name, code in names.items()) or "(none)"
+def _digests(frames: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: _digest(frame) for name, frame in frames.items()}
+
+
+def _list(codes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {code}" for name, code in codes.items())

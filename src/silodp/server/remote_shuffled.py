@@ -21,16 +21,15 @@ from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
 from silodp.core.protocol.relay import DECLINED, Declined, Passed, Request, decode_outcome, encode_request, outcome_length
 from silodp.core.query import Query
+from silodp.server.asking import Carrier, Sending, believed
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
-from silodp.server.remote import Answers, Carrier, QuestionReport, Remote, _digest, _refuse_diverged
+from silodp.server.remote import Answers, QuestionReport, Remote, _list
 
 SITE = "shuffler"
 """Under this name the shuffler's courier is another site of the engine."""
 LATER = frozenset({"busy", "stopping", "rate", "store", "internal"})
 """Refusals of the shuffler that may pass."""
-UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
-"""Codes of its daemon, which name no request."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,13 @@ class ShuffledRemote(Remote):
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The total that the shuffler has passed on. Raises StopRun where it has none, or what came is not the sum of what was sent."""
-        _refuse_diverged(query)
-        asked = {self._cards[i].name: i for i in sorted(silos)}
-        frames = {name: self._frame(query, i) for name, i in asked.items() if name not in self.retired}
+        asked, frames = self._opening(query, silos)
         sealed: dict[str, Sealed] = {}
         dropped: dict[str, str] = {}
         outcome: Passed | None = None
         while outcome is None and (recorded := self._journal.read() if self._journal else None):
             if SITE in recorded.asked:
-                outcome = self._told_before(query, sealed, recorded)
+                outcome = self._passed_before(query, sealed, recorded)
                 continue
             answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
             sealed = {name: answer for name, answer in answers.items() if isinstance(answer, Sealed)}
@@ -83,10 +80,8 @@ class ShuffledRemote(Remote):
                 f"but the boxes that it took were of {records} records of {len(members)}"
             )
         total = torch.from_numpy(outcome.totals).double()[None, None]
-        self._report(
-            QuestionReport(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records)), sealed
-        )
-        self._sequence, self.pending = self._sequence + 1, None
+        report = QuestionReport(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records))
+        self._closing(report, sealed)
         return Answers(total, tuple(asked[name] for name in members))
 
     # --- boxes ------------------------------------------------------------------------------------------------------------------
@@ -108,13 +103,11 @@ class ShuffledRemote(Remote):
         answers, replies, dropped = self._live(query, asked, frames)
         sealed = {name: answer for name, answer in answers.items() if isinstance(answer, Sealed)}
         if (records := self._records(query, list(sealed), asked)) < as_total(query.mechanism).contributions:
-            said = ", ".join(f"{name} {code}" for name, code in dropped.items())
             raise StopRun(
                 f"{records} records were contributed to question {self._sequence + 1} where the noise counts on "
-                f"{as_total(query.mechanism).contributions} ({said}); nothing is passed on, and what was charged stays charged"
+                f"{as_total(query.mechanism).contributions} ({_list(dropped)}); nothing is passed on, and what was charged stays charged"
             )
-        if self._journal:
-            self._journal.write(Round(self._sequence, {n: _digest(f) for n, f in frames.items()}, replies, dropped))
+        self._record(frames, replies, dropped)
         outcome = self._relayed(query, sealed)
         if isinstance(outcome, Declined):
             raise StopRun(f"the shuffler passes on no total for question {self._sequence + 1}: {DECLINED[outcome.code]}")
@@ -140,27 +133,20 @@ class ShuffledRemote(Remote):
 
     def _relayed(self, query: Query, sealed: Mapping[str, Sealed]) -> Passed | Declined:
         """What the shuffler says to these boxes, journalled if it is a total; the same bytes again until the limit."""
-        frame, begin, pause, wait, last = self._request(query, sealed), time.monotonic(), 0.05, self._timeouts.retry, "silent"
+        frame, begin, last = self._request(query, sealed), time.monotonic(), "silent"
+        sending = Sending(self._carrier, self._timeouts.retry)
         while (left := self._timeouts.limit - (time.monotonic() - begin)) > 0:
-            sent = time.monotonic()
-            try:
-                came = self._carrier.exchange({SITE: frame}, min(wait, max(left, 1.0)))
-            except Exception as error:  # the wire's own exception, which this folder may not name
-                if not isinstance(code := getattr(error, "code", None), str):
-                    raise
-                came, last = {}, f"engine {code}"
-            wait = 2 * wait if time.monotonic() - sent >= wait else wait
+            came = sending.send({SITE: frame}, left)
+            last = f"engine {sending.gone}" if sending.gone else last
             if SITE in came:
                 got = self._read(came[SITE], query, sealed, frame)
                 if isinstance(got, Passed):
-                    if self._journal:
-                        self._journal.write(Round(self._sequence, {SITE: _digest(frame)}, {SITE: came[SITE]}, {}))
+                    self._record({SITE: frame}, {SITE: came[SITE]}, {})
                     return got
                 if isinstance(got, Declined) and got.code not in LATER:
                     return got
                 last = got.code if isinstance(got, Declined) else got
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+            sending.pause()
         raise StopRun(
             f"the shuffler gave no total for question {self._sequence + 1} ({last}); what was charged stays charged, and a resumed run "
             "brings it the same boxes"
@@ -174,15 +160,13 @@ class ShuffledRemote(Remote):
         except Refused:
             return "forged"
         if isinstance(got, Declined):
-            bound = got.digest == hashlib.sha256(frame).hexdigest()
-            return got if bound or (not got.digest and got.code in UNBOUND) else "forged"
+            return got if believed(got.code, got.digest, frame) else "forged"
         round = self._envelope(query, 0).shuffle_round
         return got if (got.round, len(got.totals)) == (round, dimension) else "forged"
 
-    def _told_before(self, query: Query, sealed: Mapping[str, Sealed], recorded: Round) -> Passed:
+    def _passed_before(self, query: Query, sealed: Mapping[str, Sealed], recorded: Round) -> Passed:
         frame = self._request(query, sealed) if sealed else b""
-        if recorded.sequence != self._sequence or recorded.asked != {SITE: _digest(frame)}:
-            raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
+        self._check_recorded(recorded, {SITE: frame})
         got = self._read(recorded.replies[SITE], query, sealed, frame)
         if not isinstance(got, Passed):
             raise BadInput(f"the journal's total of question {self._sequence + 1} is not the shuffler's; restore the journal")

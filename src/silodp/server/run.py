@@ -134,10 +134,13 @@ class Conduct:
         quorum: int = 1,
         timeouts: Timeouts | None = None,
         shuffler: Shuffler | None = None,
+        run: str | None = None,
+        holds: Callable[..., Holds] = Holds,
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
     ) -> None:
         """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with.
 
+        A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes what holds its price at the gates, and
         `held` is told what each silo holds for the run, before the first question goes out.
         """
         agree(cards, problem, order.trust)
@@ -157,7 +160,7 @@ class Conduct:
             "asker": asker,
             "cards": [dataclasses.asdict(c) for c in cards],
         }
-        self.run, config = _open_folder(folder, about)
+        self.run, config = _open_folder(folder, about, run)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
             undo.callback(self._journal.close)
@@ -168,7 +171,7 @@ class Conduct:
             if shuffler:
                 quorum = quorum_of(order, len(cards))
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts(), "quorum": quorum}
-            self._holds = Holds(cards, carrier, self._plan, **asking, report=held)
+            self._holds = holds(cards, carrier, self._plan, **asking, report=held)
             more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
             self._remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more) if shuffler else Remote(cards, carrier, **more)
             undo.pop_all()
@@ -233,11 +236,15 @@ def _discard(folder: Path, kept: bool) -> None:
             folder.rmdir()
 
 
-def _open_folder(folder: Path, wanted: dict[str, Any]) -> tuple[str, str]:
+def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None) -> tuple[str, str]:
     """The run's id and the hash of its configuration; a new folder gets a new id."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = open_run(folder, wanted, own={"run": secrets.token_hex(16)}, advice="choose another folder, or resume that run as it is")
+        found = open_run(
+            folder, wanted, own={"run": run or secrets.token_hex(16)}, advice="choose another folder, or resume that run as it is"
+        )
+        if run and found["run"] != run:
+            raise BadInput(f"the run in {folder} has the id {found['run']}, not {run}; choose another folder, or resume that run as it is")
         return str(found["run"]), hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
     except (OSError, KeyError) as error:
         raise BadInput(f"the run folder {folder} cannot be used ({type(error).__name__}); choose another") from None

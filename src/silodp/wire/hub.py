@@ -15,17 +15,22 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
 
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
+LONGEST = 3600.0
+"""Seconds that a question may keep a courier, whatever the server says."""
+LARGEST = 2**28
+"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
 GRACE = 60.0
 """Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
 
+T = TypeVar("T")
 Exchange = Callable[[Mapping[str, bytes], float], dict[str, bytes]]
 
 
@@ -70,21 +75,22 @@ class Direct:
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
         """The replies that came within `timeout` seconds, by silo."""
 
-        def ask(item: tuple[str, bytes]) -> bytes | None:
+        def ask(name: str) -> bytes | None:
             with contextlib.suppress(Unreached):
-                return self._gates[item[0]].ask(item[1], timeout)
+                return self._gates[name].ask(frames[name], timeout)
             return None
 
-        known = {name: frame for name, frame in frames.items() if name in self._gates}
-        if not known:
-            return {}
-        with ThreadPoolExecutor(len(known)) as pool:
-            replies = list(pool.map(ask, known.items()))
-        return {name: reply for name, reply in zip(known, replies, strict=True) if reply is not None}
+        return ask_each([name for name in frames if name in self._gates], ask)
 
     def names(self) -> list[str]:
         """The silos whose gates listen now."""
         return [name for name, gate in self._gates.items() if _listens(gate.path)]
+
+
+def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> dict[str, T]:
+    """What `ask` gives for each silo that it gives something for: each in a thread of its own, so that a slow one delays nobody."""
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        return {name: found for name, found in zip(names, pool.map(ask, names), strict=True) if found is not None}
 
 
 def serve_hub(path: str | Path, exchange: Exchange, names: Callable[[], list[str]], stop: threading.Event) -> None:

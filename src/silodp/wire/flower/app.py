@@ -39,7 +39,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from silodp.wire.hub import serve_hub
+from silodp.wire.hub import GRACE, LARGEST, LONGEST, serve_hub
 from silodp.wire.socket import CODES, Socket, Unreached
 
 BUNDLE = b"""[project]
@@ -57,9 +57,7 @@ clientapp = "silodp.wire.flower.app:client"
 """The whole app, as its pyproject.toml."""
 ERRORS = {code: 1001 + i for i, code in enumerate((*CODES, "courier", "bundle"))}
 """Every code with which a courier replies in a gate's place, and its number: those of the socket, a failure of its own, a strange bundle."""
-PATIENCE, POLL, GRACE = 3600.0, 0.1, 60.0
-LARGEST = 2**28
-"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
+POLL = 0.1
 STOP = threading.Event()
 
 client, server = ClientApp(), ServerApp()
@@ -91,7 +89,7 @@ def carry(message: Message, context: Context) -> Message:
     """The gate's reply to the message's frame. The gate's socket is the site's own word (SILODP_GATE), never the message's."""
     try:
         asked = message.content["query"]
-        reply = Socket(os.environ["SILODP_GATE"]).ask(asked["frame"], min(float(asked["timeout"]), PATIENCE))  # type: ignore[index]
+        reply = Socket(os.environ["SILODP_GATE"]).ask(asked["frame"], min(float(asked["timeout"]), LONGEST))  # type: ignore[index]
     except Unreached as unreached:
         return _refuse(message, unreached.code)
     return Message(RecordDict({"reply": ConfigRecord({"frame": reply})}), reply_to=message)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import datetime
-import ipaddress
-import json
 import os
 import re
 import secrets
@@ -25,14 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
 from silodp.core.errors import BadInput
-from silodp.wire.hub import Hub
-from silodp.wire.socket import Unreached
+from silodp.host.atomic import write
+from silodp.wire.flower.keys import certify, key
+from silodp.wire.site import Processes, connected, free_port
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 """No telemetry, no question about updates, no packages installed because a server says so."""
@@ -45,7 +38,10 @@ SIGNS = {
     "Invalid SuperNode authentication": "The server does not accept this node's signature: another key, or a clock that is wrong.",
     "Connection refused": "Nothing listens at the server's address.",
 }
-_STARTED: dict[int, subprocess.Popen] = {}
+
+
+GRACE = 10.0
+"""Seconds in which a process that is told to end may take its leave."""
 
 
 def explain(log: str) -> str:
@@ -65,71 +61,11 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
     server = folder / "server"
     server.mkdir(parents=True, mode=0o700)
     certify(server, host, days)
-    _write(server / "secret", secrets.token_bytes(32))
-    _write(server / "port", str(port or _free_port()).encode())
+    write(server / "secret", secrets.token_bytes(32))
+    write(server / "port", str(port or free_port()).encode())
     for name in silos:
         key(folder / "silos" / name)
-        _write(folder / "silos" / name / "ca.pem", (server / "ca.pem").read_bytes())
-
-
-def key(folder: Path) -> None:
-    """A silo's folder with a node key of its own (node.key; node.pub goes to the server's operator) and the secret of its own worker."""
-    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    node = ec.generate_private_key(ec.SECP384R1())
-    _write(folder / "node.key", node.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, _PLAIN))
-    _write(folder / "node.pub", node.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n")
-    _write(folder / "secret", secrets.token_bytes(32))
-
-
-def certify(folder: Path, host: str, days: int) -> None:
-    """A CA (ca.pem, ca.key) and the server's certificate (server.pem, server.key), valid for `days` days, for `host` and loopback."""
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    try:
-        names.append(x509.IPAddress(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-
-    def issue(name: x509.Name, holder: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(holder.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=2))
-        builder = builder.not_valid_after(now + datetime.timedelta(days=days))
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca = issue(
-        issuer, authority, (x509.BasicConstraints(ca=True, path_length=0), True), (_usage(key_cert_sign=True), True), (identifier, False)
-    )
-    server = issue(
-        subject,
-        own,
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(digital_signature=True), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName(names), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
-    )
-    for name, holder, certificate in (("ca", authority, ca), ("server", own, server)):
-        _write(folder / f"{name}.pem", certificate)
-        _write(folder / f"{name}.key", holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN))
-
-
-_PLAIN = serialization.NoEncryption()
-
-
-def _usage(**used: bool) -> x509.KeyUsage:
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign")
-    return x509.KeyUsage(**{name: used.get(name, False) for name in (*every, "crl_sign", "encipher_only", "decipher_only")})
-
-
-def _write(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
+        write(folder / "silos" / name / "ca.pem", (server / "ca.pem").read_bytes())
 
 
 # --- the server's operator ------------------------------------------------------------------------------------------------------
@@ -156,8 +92,8 @@ def register(folder: Path, silos: Mapping[str, Path]) -> None:
 
     with _control(folder) as control:
         for name, public_key in silos.items():
-            with contextlib.suppress(KnownKey):
-                _told(control.RegisterNode, RegisterNodeRequest(public_key=try_load_public_key(public_key), name=name))
+            with contextlib.suppress(KeyIsRegistered):
+                _ask(control.RegisterNode, RegisterNodeRequest(public_key=try_load_public_key(public_key), name=name))
 
 
 def job(folder: Path, hub: Path) -> None:
@@ -169,11 +105,11 @@ def job(folder: Path, hub: Path) -> None:
 
     os.environ["SILODP_HUB"] = str(hub)
     with _control(folder) as control:
-        _told(control.StartRun, StartRunRequest(fab=Fab(content=flower.bundle())))
+        _ask(control.StartRun, StartRunRequest(fab=Fab(content=flower.bundle())))
     flower.job(f"127.0.0.1:{_port(folder)}", (folder / "ca.pem").read_bytes(), (folder / "secret").read_bytes())
 
 
-class KnownKey(BadInput):
+class KeyIsRegistered(BadInput):
     """SuperLink has the key already."""
 
 
@@ -185,14 +121,14 @@ def _control(folder: Path):
     return ControlHttpClient.from_server_address(f"127.0.0.1:{_port(folder)}", False, (folder / "ca.pem").read_bytes(), [version])
 
 
-def _told(call: Callable, request: object) -> None:
+def _ask(call: Callable, request: object) -> None:
     import httpx
 
     try:
         call(request)
     except httpx.HTTPStatusError as error:
         if "already in use" in error.response.text:
-            raise KnownKey("the key is registered already") from None
+            raise KeyIsRegistered("the key is registered already") from None
         raise BadInput(f"SuperLink refuses: {error.response.text[:300]}") from None
     except httpx.HTTPError as error:
         raise BadInput(f"SuperLink cannot be reached: {explain(str(error)) or error}") from None
@@ -206,7 +142,7 @@ def silo(folder: Path, superlink: str, gate: Path) -> int:
     from silodp.wire.flower import app as flower
 
     os.environ["SILODP_GATE"] = str(gate)
-    log, port = folder / "node.log", _free_port()
+    log, port = folder / "node.log", free_port()
     _hang_up(folder, superlink, log)
     link = [f"--superlink={superlink}", f"--root-certificates={folder / 'ca.pem'}", f"--auth-supernode-private-key={folder / 'node.key'}"]
     closed = ["--isolation=process", f"--superexec-auth-secret-file={folder / 'secret'}", "--host=127.0.0.1", f"--port={port}"]
@@ -261,8 +197,8 @@ def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0)
     for name, gate in sockets.items():
         start_silo(folder, name, gate)
     restart_job(folder, patience=patience)
-    _await(lambda: set(sockets) <= set(_names(folder) or ()), folder, ["superlink", "job", *sockets], deadline)
-    return _pids(folder)
+    _await(lambda: set(sockets) <= set(connected(folder) or ()), folder, ["superlink", "job", *sockets], deadline)
+    return Processes(folder).pids()
 
 
 def start_silo(folder: Path, name: str, gate: Path) -> int:
@@ -280,7 +216,7 @@ def start_silo(folder: Path, name: str, gate: Path) -> int:
 def restart_superlink(folder: Path, *, patience: float = 600.0) -> int:
     """SuperLink with the database that it had; nodes come back by themselves, and the run is over: restart_job() makes another."""
     folder, deadline = folder.absolute(), time.monotonic() + patience
-    _end(folder, ["superlink"])
+    Processes(folder).end(["superlink"], GRACE)
     pid = _spawn(folder, "superlink", "superlink", folder / "server")
     _await(lambda: _accepts(_port(folder / "server")), folder, ["superlink"], deadline)
     return pid
@@ -289,68 +225,32 @@ def restart_superlink(folder: Path, *, patience: float = 600.0) -> int:
 def restart_job(folder: Path, *, patience: float = 600.0) -> int:
     """A new run of the app, whether the old job still runs or was killed; its pid once the hub answers. Nodes stay connected."""
     folder, deadline = folder.absolute(), time.monotonic() + patience
-    _end(folder, ["job"])
+    Processes(folder).end(["job"], GRACE)
     pid = _spawn(folder, "job", "job", folder / "server", f"--hub={folder / 'hub.sock'}")
-    _await(lambda: _names(folder) is not None, folder, ["superlink", "job"], deadline)
+    _await(lambda: connected(folder) is not None, folder, ["superlink", "job"], deadline)
     return pid
 
 
 def stop(folder: Path) -> None:
     """Ends every process that start() began and that still runs: the job first, SuperLink last, so that nodes can take their leave."""
-    folder = folder.absolute()
-    couriers = [name for name in _pids(folder) if name not in ("job", "superlink")]
+    processes = Processes(folder.absolute())
+    couriers = [name for name in processes.started() if name not in ("job", "superlink")]
     for names in (["job"], couriers, ["superlink"]):
-        _end(folder, names)
-    for leftover in ("pids.json", "hub.sock"):
-        (folder / leftover).unlink(missing_ok=True)
+        processes.end(names, GRACE)
+    processes.forget()
 
 
 def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -> int:
     environment = os.environ | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
-    with (folder / f"{name}.log").open("a") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=home,
-        )  # fmt: skip
-    _STARTED[process.pid] = process
-    _write(folder / "pids.json", json.dumps(_pids(folder) | {name: process.pid}).encode())
-    return process.pid
-
-
-def _pids(folder: Path) -> dict[str, int]:
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads((folder / "pids.json").read_text())
-    return {}
-
-
-def _end(folder: Path, names: Sequence[str]) -> None:
-    pids = [pid for name, pid in _pids(folder).items() if name in names]
-    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
-        for pid in pids:
-            if _runs(pid, folder):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, number)
-        deadline = time.monotonic() + seconds
-        while any(_runs(pid, folder) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    for pid in pids:
-        if process := _STARTED.pop(pid, None):
-            process.wait()
-
-
-def _runs(pid: int, folder: Path) -> bool:
-    """Whether it is a process of this folder, and not another that was given the number since."""
-    if process := _STARTED.get(pid):
-        return process.poll() is None
-    with contextlib.suppress(OSError):
-        return str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
+    words = [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments]
+    return Processes(folder).start(name, words, environment, within=home)
 
 
 def _await(ready: Callable[[], bool], folder: Path, names: Sequence[str], deadline: float) -> None:
+    processes = Processes(folder)
     while not ready():
         for name in names:
-            if not _runs(_pids(folder).get(name, 0), folder):
+            if not processes.runs(name):
                 log = (folder / f"{name}.log").read_text()
                 raise BadInput(f"{name} ended at once: {explain(log) or 'see ' + str(folder / f'{name}.log')}")
         if time.monotonic() > deadline:
@@ -358,22 +258,10 @@ def _await(ready: Callable[[], bool], folder: Path, names: Sequence[str], deadli
         time.sleep(0.1)
 
 
-def _names(folder: Path) -> list[str] | None:
-    with contextlib.suppress(Unreached):
-        return Hub(folder / "hub.sock").names()
-    return None
-
-
 def _accepts(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
         return True
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _port(server: Path) -> int:

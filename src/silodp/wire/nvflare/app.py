@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,12 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from silodp.wire.hub import serve_hub
+from silodp.wire.hub import LARGEST, LONGEST, ask_each, serve_hub
 from silodp.wire.socket import CODES, Socket, Unreached
 
 TOPIC = "silodp"
 DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
 COMMANDS = "_net_manager:"
-LONGEST = 3600.0
-"""Seconds that a question may keep a thread of the courier, whatever the server says."""
-LARGEST = 2**28
-"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
 PING = 10.0
 """Seconds in which a courier that is there says so."""
 
@@ -59,7 +54,7 @@ def _known(engine: Any) -> dict[str, Any]:
 class Courier(FLComponent):
     """The silo's end: carries frames to the gate at `socket`, which the silo's own resources.json names, and does nothing else."""
 
-    def __init__(self, socket: str, limit: int = 2**28) -> None:
+    def __init__(self, socket: str, limit: int = LARGEST) -> None:
         super().__init__()
         self._gate = Socket(socket, limit=limit)
 
@@ -120,17 +115,12 @@ class ServerHub(FLComponent):
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""
-        names = self._registered()
-        with ThreadPoolExecutor(max(1, len(names))) as pool:
-            present = pool.map(lambda name: "code" in self._send(name, Shareable(), PING), names)
-            return [name for name, here in zip(names, present, strict=True) if here]
+        return list(ask_each(self._registered(), lambda name: "code" in self._send(name, Shareable(), PING) or None))
 
     def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """Each silo is asked in a thread of its own, so that a slow one delays nobody; the engine's own multicast fails in 2.9.0."""
+        """Each silo by itself: the engine's own multicast fails in 2.9.0."""
         known = [name for name in self._registered() if name in frames]
-        with ThreadPoolExecutor(max(1, len(known))) as pool:
-            replies = dict(zip(known, pool.map(lambda name: self._ask(name, frames[name], timeout), known), strict=True))
-        return {name: reply for name, reply in replies.items() if reply is not None}
+        return ask_each(known, lambda name: self._ask(name, frames[name], timeout))
 
     def _ask(self, name: str, frame: bytes, timeout: float) -> bytes | None:
         answer = self._send(name, Shareable({"frame": frame, "timeout": float(timeout)}), timeout)

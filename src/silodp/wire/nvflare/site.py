@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import ssl
 import sys
@@ -21,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from silodp.core.errors import BadInput
-from silodp.wire.hub import Hub
-from silodp.wire.socket import Unreached
+from silodp.host.atomic import write
+from silodp.wire.site import Processes, connected, free_port
 
 PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 HEARTBEAT, LOST = 2, 8
@@ -55,7 +54,7 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
         raise BadInput(f"silos {list(silos)}: must be at least one name, each once")
     if (folder / "kits").exists():
         raise BadInput(f"{folder} has kits already: choose a folder without")
-    port = port or _free_port()
+    port = port or free_port()
     people = [{"name": SERVER, "type": "server", "org": ORG, "default_host": host, "fed_learn_port": port, "admin_port": port}]
     people += [{"name": name, "type": "client", "org": ORG} for name in silos]
     people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
@@ -94,8 +93,7 @@ def settle_silo(kit: Path, gate: Path) -> None:
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
     for file, content in credentials.items():
-        (start / file).touch(mode=0o600)
-        (start / file).write_bytes(content)
+        write(start / file, content)
     server = {"name": PROJECT, "service": {"target": target, "scheme": scheme}, "identity": identity}
     client = dict(zip(("ssl_root_cert", "ssl_cert", "ssl_private_key"), CREDENTIALS, strict=True))
     client |= {"fqsn": name, "is_leaf": True, "connection_security": "mtls"}
@@ -188,15 +186,7 @@ def _log() -> dict:
 
 
 def _write(path: Path, content: dict) -> None:
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    write(path, json.dumps(content, indent=2) + "\n")
 
 
 class _Quiet:
@@ -222,21 +212,14 @@ def restart_job(folder: Path, *, patience: float = 600.0) -> dict[str, int]:
 
     Clients find a server that is back by themselves, and the hub comes back at the same path.
     """
-    return _bring_up(folder, list(_running(folder)), patience)
+    return _bring_up(folder, list(Processes(folder).started()), patience)
 
 
 def stop(folder: Path) -> None:
     """Afterwards nothing that `start` started runs."""
-    alive = {pid for pid, born in _running(folder).values() if _born(pid) == born}
-    for sign, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 60.0)):
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, sign)
-        deadline = time.monotonic() + patience
-        while (alive := {pid for pid in alive if _group(pid)}) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    (folder / "processes.json").unlink(missing_ok=True)
-    (folder / "hub.sock").unlink(missing_ok=True)
+    processes = Processes(folder)
+    processes.end(processes.started(), grace=2.0)
+    processes.forget()
 
 
 def explain(kit: Path) -> str:
@@ -274,60 +257,22 @@ _REFUSALS = {
 
 
 def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, int]:
-    running, started = _running(folder), set()
-    hub, deadline = Hub(folder / "hub.sock"), time.monotonic() + patience
+    processes, started, deadline = Processes(folder), set[str](), time.monotonic() + patience
     while True:
         for name in set(names) - started:  # once each; looked at again and again, since a killed process takes a moment to be gone
-            pid, born = running.get(name, (0, ""))
-            if not pid or _born(pid) != born:
-                running[name] = _spawn(folder, name)
+            if not processes.runs(name):
+                processes.start(name, command(folder / "kits" / name), os.environ | SAFE)
                 started.add(name)
-                _write(folder / "processes.json", running)
-        silos = set(running) - {SERVER}
-        with contextlib.suppress(Unreached):
-            if silos <= set(hub.names()):
-                return {name: pid for name, (pid, _) in running.items()}
+        silos, there = set(processes.started()) - {SERVER}, connected(folder)
+        if there is not None and silos <= set(there):
+            return processes.pids()
+        if dead := [name for name in sorted(started) if not processes.runs(name)]:
+            raise BadInput(f"{dead[0]} ended at once: see {folder / f'{dead[0]}.log'}")
         if time.monotonic() > deadline:
-            raise BadInput(f"{folder}: not up in {patience:g} s; {_missing(folder, hub, silos)}; the logs are there")
+            missing = [] if there is None else sorted(silos - set(there))
+            said = "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in missing) or "the server does not run"
+            raise BadInput(f"{folder}: not up in {patience:g} s; {said}; the logs are there")
         time.sleep(0.1)
-
-
-def _spawn(folder: Path, name: str) -> tuple[int, str]:
-    words, log = command(folder / "kits" / name), str(folder / f"{name}.log")
-    silent = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    logged = (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    pid = os.posix_spawn(words[0], words, os.environ | SAFE, file_actions=[silent, logged, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True)
-    return pid, _born(pid)
-
-
-def _missing(folder: Path, hub: Hub, silos: set[str]) -> str:
-    with contextlib.suppress(Unreached):
-        return "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in sorted(silos - set(hub.names())))
-    return "the server does not run"
-
-
-def _running(folder: Path) -> dict[str, tuple[int, str]]:
-    with contextlib.suppress(FileNotFoundError):
-        return {name: (pid, born) for name, (pid, born) in json.loads((folder / "processes.json").read_text()).items()}
-    return {}
-
-
-def _born(pid: int) -> str:
-    """When the process began, which tells it from a later one of the same number; empty when it has ended."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]
-    return ""
-
-
-def _group(pid: int) -> bool:
-    _born(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, 0)
-        return True
-    return False
 
 
 # --- separate machines ------------------------------------------------------------------------------------------------------------

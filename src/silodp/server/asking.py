@@ -1,0 +1,73 @@
+"""What all questions to other machines share: who carries frames, how long is waited, the same bytes again, and which refusals are believed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from silodp.core.errors import BadInput
+
+UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
+"""Codes of a daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
+
+
+class Carrier(Protocol):
+    """Takes a frame to each named silo and brings the replies that came in time. An exception with a `code` says that it is itself gone."""
+
+    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
+    def names(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
+
+    Whoever has not replied to one sending within `retry` is sent the same bytes again, and has twice as long for them: a machine may be busy.
+    """
+
+    deadline: float = 60.0
+    limit: float = 300.0
+    retry: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry <= self.deadline <= self.limit < math.inf:
+            raise BadInput(
+                f"retry {self.retry:g}, deadline {self.deadline:g} and limit {self.limit:g} seconds must rise in this order from above 0"
+            )
+
+
+class Sending:
+    """The same bytes, sent until they are answered: each sending that was waited for in vain is followed by one that has twice as long."""
+
+    def __init__(self, carrier: Carrier, retry: float) -> None:
+        self._carrier, self._wait, self._pause = carrier, retry, 0.05
+        self.gone = ""
+        """Why the carrier itself could not be reached the last time; empty where it could."""
+
+    def send(self, frames: Mapping[str, bytes], left: float) -> dict[str, bytes]:
+        """The replies that came, by silo; none where the carrier is gone."""
+        sent = time.monotonic()
+        try:
+            came, self.gone = self._carrier.exchange(frames, min(self._wait, max(left, 1.0))), ""
+        except Exception as error:  # the wire's own exception, which this folder may not name
+            if not isinstance(code := getattr(error, "code", None), str):
+                raise
+            came, self.gone = {}, code
+        if time.monotonic() - sent >= self._wait:
+            self._wait *= 2
+        return came
+
+    def pause(self, left: float = math.inf, *, anew: bool = False) -> None:
+        """Before the next sending, longer each time; `anew` where the last one was not in vain."""
+        self._pause = 0.05 if anew else self._pause
+        time.sleep(min(self._pause, max(left, 0.0)))
+        self._pause = min(2 * self._pause, 1.0)
+
+
+def believed(code: str, digest: str, frame: bytes) -> bool:
+    """Whether a signed refusal is of this very frame: it names the whole of it, or another envelope around the body would do."""
+    return digest == hashlib.sha256(frame).hexdigest() or (not digest and code in UNBOUND)

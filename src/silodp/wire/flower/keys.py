@@ -1,0 +1,69 @@
+"""A Flower federation's keys: a silo's node key, a CA and the server's certificate by it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import secrets
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from silodp.host.atomic import write
+
+_PLAIN = serialization.NoEncryption()
+
+
+def key(folder: Path) -> None:
+    """A silo's folder with a node key of its own (node.key; node.pub goes to the server's operator) and the secret of its own worker."""
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    node = ec.generate_private_key(ec.SECP384R1())
+    write(folder / "node.key", node.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, _PLAIN))
+    write(folder / "node.pub", node.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n")
+    write(folder / "secret", secrets.token_bytes(32))
+
+
+def certify(folder: Path, host: str, days: int) -> None:
+    """A CA (ca.pem, ca.key) and the server's certificate (server.pem, server.key), valid for `days` days, for `host` and loopback."""
+    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        names.append(x509.IPAddress(ipaddress.ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+
+    def issue(name: x509.Name, holder: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(holder.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=2))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    ca = issue(
+        issuer, authority, (x509.BasicConstraints(ca=True, path_length=0), True), (_usage(key_cert_sign=True), True), (identifier, False)
+    )
+    server = issue(
+        subject,
+        own,
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(digital_signature=True), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
+    )
+    for name, holder, certificate in (("ca", authority, ca), ("server", own, server)):
+        write(folder / f"{name}.pem", certificate)
+        write(folder / f"{name}.key", holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN))
+
+
+def _usage(**used: bool) -> x509.KeyUsage:
+    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign")
+    return x509.KeyUsage(**{name: used.get(name, False) for name in (*every, "crl_sign", "encipher_only", "decipher_only")})

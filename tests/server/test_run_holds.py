@@ -218,7 +218,8 @@ def test_a_run_whose_renewal_got_lost_is_released_all_the_same(gates, tmp_path):
     made.release()
     assert held(gates) == [0, 0, 0]
     assert (
-        made._opened(gates.cards[2], made._open.get("silo-2", ""), late, gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"]) == "lapsed"
+        made._opened(gates.cards[2], made._open.get("silo-2", ""), late, gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"])
+        == "lapsed"
     )
     assert held(gates) == [0, 0, 0]
 

@@ -1,0 +1,67 @@
+"""What the pages call modules, files and tests is there under that name."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*"), *(ROOT / "examples").rglob("*.py")]
+FOLDERS = "|".join(sorted(p.name for p in (ROOT / "src/silodp").iterdir() if p.is_dir() and p.name != "__pycache__"))
+
+
+def modules(text):
+    """Dotted names under silodp, and what is imported from them."""
+    for where, names in re.findall(r"from (silodp(?:\.\w+)*) import ([\w, ]+)", text):
+        yield from (f"{where}.{name.split()[0]}" for name in names.split(",") if name.strip())
+    yield from re.findall(rf"(?<![\w/.-])silodp(?:\.(?:{FOLDERS}))(?:\.\w+)*", text)
+
+
+def there(name):
+    """Whether a dotted name is a module, or something in one."""
+    parts, found = name.split("."), None
+    for at in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:at]))
+        except ModuleNotFoundError:
+            continue
+        break
+    for part in parts[at:]:
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+def files(text):
+    """Paths in the package, or of the tree, that stand in code."""
+    for path in re.findall(rf"`((?:src/silodp/)?(?:{FOLDERS}|tests|docs|examples|deploy|benchmarks)/[\w/.-]*)`", text):
+        yield path.rstrip("/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_and_file_that_a_page_names_exists(page):
+    text = page.read_text()
+    assert [name for name in modules(text) if not there(name)] == []
+    assert [path for path in files(text) if not any((base / path).exists() for base in (ROOT, ROOT / "src/silodp", page.parent))] == []
+
+
+def test_every_test_that_a_page_names_exists():
+    defined = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    for page in PAGES:
+        named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+        assert named <= defined, f"{page.name}: {named - defined}"
+
+
+def test_the_check_of_names_can_fail():
+    assert list(modules("from silodp.core.query import Query, Grad as G\n`silodp.lab.nowhere`"))[:2] == [
+        "silodp.core.query.Query",
+        "silodp.core.query.Grad",
+    ]
+    assert there("silodp.core.query.Query")
+    assert not there("silodp.lab.nowhere")
+    assert not there("silodp.core.query.Nothing")
+    assert list(files("`core/query.py` and `silo/answer/`, not `policy.toml`")) == ["core/query.py", "silo/answer"]

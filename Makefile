@@ -9,7 +9,7 @@ READY = $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/silodp compare
 
-test: $(READY) lint
+test: $(READY) lint types
 	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY)
@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(READY)
+types: $(READY)  # with the Node.js of a wheel: nothing is downloaded when it runs
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(READY)  # the site, into site/; no warning, no dead link (--quiet would hide both from --strict)

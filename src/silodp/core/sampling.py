@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, NAME, REAL
@@ -21,6 +21,11 @@ class Sampling:
     """Whether records are drawn by secret coins, round by round: a release is then priced by its amplification, or not at all."""
     bucket: str = ""
     """The part of the silo that pays: all of it, or one batch of a stored partition, of which no record is in another."""
+
+    if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def batch(self, n: int) -> float:
         """The (expected) number of records of n: what a mean divides by."""

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class Tally:
                 bucket, price = self._plan.rule.price(own, np.asarray(card.records))
                 self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
                 if own.total:
-                    self._totals[i].add(bucket, own, card.records)
+                    self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
 
     def _look(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on

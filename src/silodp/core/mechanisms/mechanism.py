@@ -40,6 +40,11 @@ class Mechanism:
     total: ClassVar[bool] = False
     """Whether answers are for a shuffler, who adds them up: the server sees totals over silos, and no silo's own answer."""
 
+    if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def event(self, releases: int = 1, dimension: int = 1) -> Event | TotalEvent:
         """What an answer costs that makes so many releases of so many coordinates."""
         raise NotImplementedError

@@ -46,6 +46,11 @@ class Statistic:
     """What `rows` sees of a record: its features as they are trained on ("filled"), NaN where a value is missing ("given"), or where they
     are missing ("missing")."""
 
+    if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @property
     def releases(self) -> int:
         """How many releases one answer costs."""

@@ -100,7 +100,7 @@ class Stage:
         for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **self.plan.mechanisms):
             pass
         attacker = self.attacker([self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts, answerer)
-        return attacker, [(query, value) for query, *seen in channel.log if (value := self.heard(*seen)) is not None]
+        return attacker, [(query, value) for query, silos, release in channel.log if (value := self.heard(silos, release)) is not None]
 
     def attacker(self, *known: Any) -> Attacker:
         return Attacker(*known)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.errors import Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.problem import Problem
@@ -160,6 +161,8 @@ class Simulated:
                     self._partitions[name, batches] = torch.stack([self._ranks(g, everyone) for g in self._generators])
                 size = self._batch(sampling, silos).long()
                 chosen = self._partitions[name, batches][:, list(silos)] // size == index
+            case _:
+                raise Refused("sampling")
         chosen = chosen.to(mask.device) & mask
         return (chosen[0] if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]).to(self.records.x.dtype)
 

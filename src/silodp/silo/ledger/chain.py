@@ -74,7 +74,7 @@ def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     if len(kinds) != 1:
         raise KeyError("noise")
     (made,) = kinds
-    noise = {name: float.fromhex(data[name]) if kind == REAL else data[name] for name, kind in made.wire.items()}
+    noise: dict[str, Any] = {name: float.fromhex(data[name]) if kind == REAL else data[name] for name, kind in made.wire.items()}
     return made(sampling=sampling, count=data["count"], **noise)
 
 

@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import TotalEvent
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
@@ -160,9 +161,9 @@ class Door:
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
         answer = (
-            Sealed(*names, self._sealed(envelope, release), release.event, count, head)
+            Sealed(*names, self._sealed(envelope, release), cast(TotalEvent, release.event), count, head)
             if release.event.total
-            else Answer(*names, release.value[0], release.event, count, head)
+            else Answer(*names, release.value[0], cast(Event, release.event), count, head)
         )
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
@@ -187,7 +188,7 @@ class Door:
         for event in events:
             self._policy.check_planned(event, n=self._n)
             if event.total:
-                self._check_shuffle(event)
+                self._check_shuffle(cast(TotalEvent, event))
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, generation=self._generation)
         self._note = replace(self._note, code=found.code or "held")

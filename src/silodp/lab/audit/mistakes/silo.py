@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Gaussian
+from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.codec import decode_query, decode_reply, encode_reply
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling, WithoutReplacement
@@ -41,7 +41,7 @@ plant = OF_A_SILO.plant
 class ByHand(Simulated):
     """Clips records one by one, in float32, as many a script does; `scaled` says how, of gradients or differences g."""
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         at, points = list(silos), [p for p in (w, reference) if p is not None]
         x, y, weight = self.records.x[at], self.records.y[at], self._weight(mechanism.sampling, at)
         runs = points[0].shape[0]
@@ -116,7 +116,7 @@ class MedianClip(Simulated):
 class HalfSensitivity(Simulated):
     """Noise for L / n where replacing a record moves the mean by 2 L / n."""
 
-    def _noisy(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         return super()._noisy(mean, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), silos)
 
 
@@ -134,7 +134,7 @@ class AnchorsOnly(Simulated):
 class SameNoise(Simulated):
     """Every round draws from the beginning of the same stream (noise files that are loaded again)."""
 
-    def _noisy(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         beginning = copy.deepcopy(self._generators)
         noisy = super()._noisy(mean, mechanism, silos)
         self._generators = beginning
@@ -145,7 +145,7 @@ class SameNoise(Simulated):
 class SharedNoise(Simulated):
     """One draw for all silos, each scaled to its own standard deviation."""
 
-    def _noisy(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+    def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         own = super()._noisy(torch.zeros_like(mean), mechanism, silos)
         batch = self._batch(mechanism.sampling, silos).to(mean)
         return mean + own[:, :1] * batch[0] / batch
@@ -155,7 +155,7 @@ class SharedNoise(Simulated):
 class FloatNoise(Exact):
     """The right sum and the right standard deviation, in float64 and off the lattice (Mironov 2012)."""
 
-    def _release(self, rows, mechanism: Gaussian, dim: int, *others) -> Tensor:
+    def _release(self, rows: Any, mechanism: Any, dim: int, *others: Any, **more: Any) -> Tensor:
         gamma, clip = lattice_step(float(mechanism.clip), dim), float(mechanism.clip)
         total = self._sum(rows, self._batch(mechanism.sampling), clip, gamma, dim)
         mean = torch.from_numpy(gamma * total / mechanism.sampling.batch(self._n))[None]

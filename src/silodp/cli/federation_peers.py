@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LEAVE = 10.0
 """Seconds in which the other peers may end by themselves once one has: without it none can go on."""
+PEER_NEEDS = "--as NAME needs --gate, the silo's own socket, --relay, the folder that all peers share, and --run-id"
 NO_TOTALS = "a shuffler's totals have one reader, and peers are many; leave out --peers, or the shuffler"
 OWN_FLAGS = ("--new", "--resume", "--json")
 
@@ -47,7 +48,7 @@ def one_peer(name: str, gate: Path | None, relay: Path | None, run: str | None, 
     from silodp.wire.hub import Direct
 
     if gate is None or relay is None or run is None:
-        raise BadInput("--as NAME needs --gate, the silo's own socket, --relay, the folder that all peers share, and --run-id")
+        raise BadInput(PEER_NEEDS)
     if name not in {card.name for card in cards}:
         raise BadInput(f"--as is {name!r}, but the cards are of {', '.join(card.name for card in cards)}")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", run):

@@ -14,7 +14,7 @@ from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.federation import Folder, federation, out
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
-from silodp.cli.federation_peers import NO_TOTALS, one_peer, run_peers, same_models
+from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
 from silodp.cli.options import Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project
@@ -69,6 +69,8 @@ def run(
         raise BadInput("--as, --gate, --relay and --run-id belong to --peers; leave them out, or give it")
     if peers and shuffler:
         raise BadInput(NO_TOTALS)
+    if own_name and not (gate and relay and run_id):
+        raise BadInput(PEER_NEEDS)
     away = own_name or hub
     if bool(away) != bool(card) or bool(away) != bool(key_file) or (hub and peers):
         raise BadInput("--hub or --as, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")

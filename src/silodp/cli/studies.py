@@ -163,7 +163,7 @@ def _lower(percent: float) -> str:
     return f"{abs(percent):.2f} % {'lower' if percent >= 0 else 'higher'}"
 
 
-def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], own: Sequence[str]) -> list[Table]:
+def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], own: Sequence[str] = ()) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
     from silodp.core.privacy.accounting import rounded_up
 

@@ -107,8 +107,8 @@ def test_it_asks_for_one_histogram_and_one_pair_of_moments_with_noise_for_their_
     assert isinstance(second.statistic, Moments)
     assert everyone == again == (0, 1)
     assert (first.mechanism.kind, second.mechanism.kind) == ("ranges", "moments")
-    assert first.mechanism.clip == pytest.approx(math.sqrt(2 * features) / 2)
-    assert second.mechanism.clip == pytest.approx(math.sqrt(features))
+    assert first.mechanism.clip == pytest.approx(math.sqrt(features))
+    assert second.mechanism.clip == pytest.approx(math.sqrt(2 * features))
     assert ((ledger.epsilon() > 2.0 * 0.999) & (ledger.epsilon() <= 2.0)).all()
     with pytest.raises(Refused, match="budget"):
         learn_scaling(Federation(channel, Everyone(2)), features, **plan.mechanisms)

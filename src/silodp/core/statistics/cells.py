@@ -14,11 +14,10 @@ from silodp.core.statistics.statistic import Rowed
 
 
 class Cells(Rowed):
-    """A record's vector is some `numbers` in [0, 1] and then `blocks` of cells; of a block's cells at most one is 1 and the rest are 0.
+    """A record's vector is some `numbers` in [0, 1] and then cells, of which at most one is 1 and the rest 0.
 
-    Two such vectors differ by at most 1 in each number. In a block they differ in at most two cells, by 1 in each: where both have their 1,
-    and not in the same cell. So the squares of the differences add up to at most numbers + 2 blocks, and one replaced record moves a sum by
-    at most sqrt(numbers + 2 blocks), which is less than twice a norm. The clip of such a statistic is half of that, so that 2 clip is exact.
+    Two such vectors differ by at most 1 in each number and sqrt(2) over the cells: one replaced record moves a sum by at most
+    sqrt(numbers + 2), which is less than twice a norm. The clip of such a statistic is half of that, so that 2 clip is exact.
     """
 
     view = "filled"
@@ -34,7 +33,7 @@ class Cells(Rowed):
     @property
     def reach(self) -> int:
         """The square of the largest distance between two records' vectors."""
-        return self.numbers + (2 * self.blocks if self.cells else 0)
+        return self.numbers + (2 if self.cells else 0)
 
     @property
     def norm(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,37 +12,29 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, VECTOR
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import Cells
-from silodp.core.statistics.statistic import Rows
+from silodp.core.statistics.statistic import Rowed, Rows
 
 MAX_EDGES = 2**10
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram(Cells):
-    """For each feature the bin that a record falls in, one-hot over the public `edges`: a block of cells for each feature (`Cells`).
+class Histogram(Rowed):
+    """For each feature the bin that a record falls in, one-hot over the public `edges`; each record's vector has norm sqrt(features).
 
-    A value that is missing or not finite is in no bin. One replaced record moves a sum by at most sqrt(2 features): in each feature it
-    leaves one bin and enters another.
+    A value that is missing or not finite is in no bin.
     """
 
     edges: Tensor
     features: int
     wire: ClassVar = {"edges": VECTOR, "features": INTEGER}
 
-    view = "given"
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 1, self.features * (len(self.edges) + 1)
 
     @property
-    def numbers(self) -> int:
-        return 0
-
-    @property
-    def cells(self) -> int:
-        return self.features * (len(self.edges) + 1)
-
-    @property
-    def blocks(self) -> int:
-        return self.features
+    def norm(self) -> float:
+        return math.sqrt(self.features)
 
     @property
     def about_features(self) -> int:

@@ -13,16 +13,14 @@ from silodp.core.errors import Refused
 from silodp.core.fields import VECTOR
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics.histogram import refuse_unordered
-from silodp.core.statistics.statistic import Means, Rowed, Rows
+from silodp.core.statistics.statistic import Rowed, Rows
 
 
 @dataclass(frozen=True, eq=False)
 class Moments(Rowed):
-    """Each feature clamped to its public range, mapped to u in [-1, 1]: the means of u and u^2. A value that is missing counts as u = 0.
+    """Each feature clamped to its public range, mapped to u in [-1, 1], and (u, u^2): each record's vector has norm <= sqrt(2 features).
 
-    What is summed under noise is (u, u^2 - 1) of each feature, and the 1 is added to the mean again, which is public arithmetic. Its norm is
-    at most 1, since u^2 + (u^2 - 1)^2 = 1 - u^2 (1 - u^2) and 0 <= u^2 <= 1. So a record's vector has norm <= sqrt(features), and one
-    replaced record moves a sum by at most 2 sqrt(features), as far as u = -1 and u = 1 are apart in every feature: nothing is given away.
+    A value that is missing counts as u = 0.
     """
 
     low: Tensor
@@ -39,7 +37,7 @@ class Moments(Rowed):
 
     @property
     def norm(self) -> float:
-        return math.sqrt(self.features)
+        return math.sqrt(2 * self.features)
 
     @property
     def about_features(self) -> int:
@@ -54,15 +52,11 @@ class Moments(Rowed):
             raise Refused("shape")
         refuse_unordered(self.low, self.high)
 
-    def answer(self, means: Means) -> Tensor:
-        found = means.mean(self)
-        return found + torch.arange(found.shape[-1], device=found.device).ge(self.features).to(found)
-
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
         low, high = (v if dtype is None else v.to(dtype) for v in (self.low, self.high))
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             u = (2 * (x.flatten(1).double() - low) / (high - low) - 1).clamp(-1, 1).nan_to_num(0.0)
-            return torch.cat([u, u.square() - 1], 1)
+            return torch.cat([u, u.square()], 1)
 
         return rows

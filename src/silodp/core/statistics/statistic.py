@@ -81,11 +81,6 @@ class Statistic:
         """Of numbers in [0, 1] and cells (`cells.Cells`): how many numbers there are. None for a vector within a norm."""
         return None
 
-    @property
-    def blocks(self) -> int:
-        """In how many blocks of one size the cells come, of each of which at most one is 1."""
-        return 1
-
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
         """The records' vectors in one of the runs, points and ranges in this dtype where it is given; None for clipped gradients at `points`,
         which are an engine's to make."""

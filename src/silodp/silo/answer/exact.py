@@ -7,8 +7,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
     So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
     A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
-    and of a block's cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2 blocks) / gamma in
-    norm, and numbers + 2 blocks <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
+    and of the cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
+    and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
  3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
     an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
  4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
@@ -114,9 +114,7 @@ class Exact:
                 source = self._x.masked_fill(self._absent, math.nan)
             case "missing":
                 source = self._absent
-        return self._release(
-            rows, mechanism, statistic.shape[-1], statistic.numbers, source, self._held if statistic.on_held_out else None, statistic.blocks
-        )
+        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, self._held if statistic.on_held_out else None)
 
     def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
         """What the silo adds to a total."""
@@ -148,11 +146,10 @@ class Exact:
         numbers: int | None = None,
         source: Tensor | None = None,
         part: np.ndarray | None = None,
-        blocks: int = 1,
     ) -> Tensor:
         """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over the records that are not held out.
 
-        For a statistic of cells: how many `numbers` come before them, and in how many blocks they are. Other records than the training part, and another view of their
+        For a statistic of cells: how many `numbers` come before them. Other records than the training part, and another view of their
         features, where they are given.
         """
         clip = float(mechanism.clip)
@@ -160,7 +157,7 @@ class Exact:
             return torch.zeros(1, dim, dtype=torch.float64)
         gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
-        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, blocks)
+        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
@@ -203,12 +200,11 @@ class Exact:
         dim: int,
         numbers: int | None = None,
         source: Tensor | None = None,
-        blocks: int = 1,
     ) -> np.ndarray:
         """S, exactly: the integers of the chosen records, of all that are computed."""
 
         def whole(x: Tensor, y: Tensor) -> Tensor:
-            return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma, blocks)
+            return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
 
         total, source, drawn = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source, self._mask(chosen)
         for slot in self._slots(dim):

@@ -43,19 +43,15 @@ def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     return integers.masked_fill_((_squares(integers) > most)[:, None], 0)
 
 
-def levelled(rows: Tensor, numbers: int, gamma: float, blocks: int = 1) -> Tensor:
-    """Rows of `numbers` numbers in [0, 1] and blocks of cells, at most one of a block 1, as int64 multiples of gamma: those verified to be such.
+def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
+    """Rows of `numbers` numbers in [0, 1] and cells, at most one of them 1, as int64 multiples of gamma: those verified to be such.
 
     gamma is a power of two below 1, so that 1 / gamma is an integer; a row of any other form becomes zero, which is of this form.
     """
     top = int(1 / gamma)
     whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1).round().long()
     values, cells = whole[:, :numbers], whole[:, numbers:]
-    sound = (
-        ((values >= 0) & (values <= top)).all(1)
-        & ((cells == 0) | (cells == top)).all(1)
-        & ((cells != 0).reshape(len(rows), blocks, cells.shape[1] // blocks).sum(2) <= 1).all(1)
-    )
+    sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
     return whole.masked_fill_(~sound[:, None], 0)
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import Poisson
-from silodp.core.statistics import Grad
+from silodp.core.statistics import Grad, Statistic
 from silodp.server.federation import Federation
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -92,12 +92,11 @@ def test_a_loss_and_an_engine():
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureMean:
+class FeatureMean(Statistic):
     """The features of each record, scaled down to norm `norm` where they are longer."""
 
     features: int
     norm: float
-    releases: int = field(default=1, init=False)
 
     @property
     def shape(self):

@@ -292,13 +292,13 @@ def test_a_spec_names_its_operator(text):
     assert by_name(text) == SPECIFIED[text]
 
 
-BAD_SPECS = ["", "l3:1", "l1", "l1:1:2", "l1:much", "L1:1", "zero:1", "group-l1:1:3", "nuclear-norm:1:2.5:3", "part:0:4", "part:a:4:l1"]
+BAD_SPECS = ["", "l3:1", "l1", "l1:1:2", "l1:much", "L1:1", "zero:1", "group-l1:1:3", "nuclear-norm:1:2.5:3", "part:0:4", "part:a:4:l1", "own.py", "part:0:4:own.py"]
 
 
 @pytest.mark.parametrize("text", BAD_SPECS)
 def test_a_bad_spec_is_answered_with_those_that_exist(text):
     with pytest.raises(BadInput, match=r"^the prox is '.*', but must be one of zero, l1:STRENGTH, .*part:START:STOP:SPEC$"):
-        by_name(text)
+        by_name(text, lambda text: pytest.fail(f"{text} names no file's prox"))
 
 
 @given(text=st.text(alphabet="zerol12boxpartsimplex:-.0enif", max_size=24))

@@ -117,6 +117,33 @@ def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path,
         file.write_text(words[what][0])
     sub_module = f'"part:0:3:{files["prox"]}:Own:0.1"'
     assert "cannot be read" in started(edited(silo, prox=sub_module)), "a file is named by its path alone"
+    assert "the prox is 'own.py'" in started(edited(silo, prox='"own.py"')), "a file without a name names nothing"
+
+
+def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+    file, other = tmp_path / "own.py", OWN_LOSS + OWN_PROX + "# another\n"
+    file.write_text(OWN_LOSS + OWN_PROX)
+    file.chmod(0o600)
+    silo = made(tmp_path, loss=f"{file}:own", prox=f"{file}:Own:0.1")
+    sha = hashlib.sha256(other.encode()).hexdigest()
+    place = Place.load(edited(silo, prox_sha256=f'"{sha}"'))
+    read = daemon._bytes
+
+    def changing(path: str) -> bytes:
+        found = read(path)
+        file.write_text(other)  # after it was read
+        return found
+
+    monkeypatch.setattr(daemon, "_bytes", changing)
+    with pytest.raises(BadInput, match="approves a prox file"):
+        approved_problem(place, 3, None)
+
+
+def test_a_gate_loads_no_file_that_its_policy_does_not_name(idle, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+    with pytest.raises(BadInput, match="approves no file"):
+        daemon._approved(Place.load(idle.policy))(f"{tmp_path}/own.py:own")
 
 
 OWN_LOSS = "def own(output, target):\n    return (output[..., 0] - target).abs()\n"

@@ -302,7 +302,7 @@ def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
     """
     words = text.split(":")
     try:
-        prox = own(text) if own and words[0].endswith(".py") else _parse(words, own)
+        prox = own(text) if own and words[0].endswith(".py") and words[1:] else _parse(words, own)
     except BadInput:
         raise
     except ValueError:

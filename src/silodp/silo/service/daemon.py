@@ -101,13 +101,22 @@ def _bytes(path: str) -> bytes:
 
 
 def _approved(place: Place) -> Callable[[str], Any]:
-    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are the very bytes that were hashed."""
-    sources = dict[str, bytes]()
+    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are the very bytes that were hashed.
+
+    A file is read once, however many words name it: each word's hash is of the bytes that all of them run.
+    """
+    sources = {path: _bytes(path) for path in dict.fromkeys(path for path, _ in place.code.values())}
     for what, (path, wanted) in place.code.items():
-        sources[path] = _bytes(path)
         if (found := hashlib.sha256(sources[path]).hexdigest()) != wanted:
             raise BadInput(f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but that of {path} is {found}")
-    return lambda text: named(run(sources[parse(text)[0]], parse(text)[0]), text)
+
+    def load(text: str) -> Any:
+        path = parse(text)[0]
+        if path not in sources:
+            raise BadInput(f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256")
+        return named(run(sources[path], path), text)
+
+    return load
 
 
 # --- the log ------------------------------------------------------------------------------------------------------------------------

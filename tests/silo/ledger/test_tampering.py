@@ -244,6 +244,15 @@ def test_a_replay_takes_no_entry_that_cannot_come_next(folder):
     assert (tally.sequence, tally.total) == (5, 2 * PRICE)
 
 
+@pytest.mark.parametrize("more", [{"levels": 2}, {"noise_bits": 9}, {"note": ""}])
+def test_a_replay_takes_no_event_with_a_field_of_another_kind(folder, more):
+    """Of a total whose fields were taken away but for one, a Gaussian of any noise could be made."""
+    tally = Tally(make(folder).settings)
+    event = chain.plain(CHEAP) | {"own": tally.records, "round": "0" * 64} | more
+    with pytest.raises(chain.Altered):
+        tally.apply(tally.draft("charge", "", event=event, bucket="", amount=PRICE, query_id="q"))
+
+
 def test_a_total_above_the_budget_does_not_verify(folder, monkeypatch):
     ledger = make(folder, budget=Budget(0.5, 1e-5))
     monkeypatch.setattr(Tally, "capacity", property(lambda self: 1e9, lambda self, value: None), raising=False)

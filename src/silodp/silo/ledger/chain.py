@@ -64,13 +64,17 @@ def event_data(event: Event | TotalEvent) -> dict[str, Any]:
     }
 
 
+_BESIDE = {"sampling", "count", "own", "round"}
+"""What is written down beside an event's own fields: any other field is nobody's, so that no event can be read as another, cheaper one."""
+
+
 def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     given = dict(data["sampling"])
     kind = SAMPLINGS[given.pop("type")]
     if "rate" in given:
         given["rate"] = float.fromhex(given["rate"])
     sampling = kind(**given)
-    kinds = [kind for kind in EVENTS if kind.wire.keys() <= data.keys()]
+    kinds = [kind for kind in EVENTS if kind.wire.keys() == data.keys() - _BESIDE]
     if len(kinds) != 1:
         raise KeyError("noise")
     (made,) = kinds

@@ -292,7 +292,8 @@ def test_a_spec_names_its_operator(text):
     assert by_name(text) == SPECIFIED[text]
 
 
-BAD_SPECS = ["", "l3:1", "l1", "l1:1:2", "l1:much", "L1:1", "zero:1", "group-l1:1:3", "nuclear-norm:1:2.5:3", "part:0:4", "part:a:4:l1", "own.py", "part:0:4:own.py"]
+BAD_SPECS = ["", "l3:1", "l1", "l1:1:2", "l1:much", "L1:1", "zero:1", "group-l1:1:3", "nuclear-norm:1:2.5:3", "part:0:4", "part:a:4:l1"]
+BAD_SPECS += ["own.py", "part:0:4:own.py"]  # files without a name
 
 
 @pytest.mark.parametrize("text", BAD_SPECS)

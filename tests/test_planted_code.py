@@ -1,6 +1,5 @@
 """A file that somebody leaves in the folder from which a command is given is not run in its place: `python -m` alone would put that folder first."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import silodp
-from silodp.cli import federation as federation_commands
+from silodp.cli.federation_processes import start_gates
 from silodp.core.errors import BadInput
 from silodp.wire.nvflare import site as nvflare_site
 
@@ -34,7 +33,7 @@ def test_the_plant_works_where_nothing_is_done_against_it(planted):
 def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_folder(planted, tmp_path):
     state = {"registry": str(tmp_path / "state"), "silos": {"north": str(tmp_path / "none.toml")}}
     with pytest.raises(BadInput, match=r"the gate north did not start: .*none\.toml"):
-        federation_commands._start_gates(tmp_path, state)
+        start_gates(tmp_path, state)
     assert not planted.exists()
 
 
@@ -49,6 +48,7 @@ def test_the_jobs_that_nvflare_starts_itself_leave_it_out_too(planted, tmp_path)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'silodp.cli', '--help'], stdout=subprocess.DEVNULL)"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvflare_site, "command", lambda kit: [sys.executable, "-c", code])
-        pid, _ = nvflare_site._spawn(tmp_path, "north")
-    assert os.waitpid(pid, 0)[1] == 0
+        with pytest.raises(BadInput, match="north ended at once"):
+            nvflare_site._bring_up(tmp_path, ["north"], 600)
+    assert (tmp_path / "north.log").read_text() == "", "the command ran well"
     assert not planted.exists()

@@ -79,12 +79,14 @@ def test_it_is_attacked_and_keeps_its_claim(here, silodp):
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # gates outlive the command that starts them
-def test_it_runs_over_gates_that_are_processes_of_their_own(here, silodp):
+def test_it_runs_over_gates_that_are_processes_of_their_own(here, silodp, tmp_path_factory):
+    folder = "--folder", tmp_path_factory.mktemp("q")  # short, for the sockets in it
     try:
-        assert silodp(*FEDERATION["up"])[0] == 0
-        code, out, _ = silodp(*FEDERATION["run"], "--json")
+        code, _, err = silodp(*FEDERATION["up"], *folder)
+        assert code == 0, err
+        code, out, _ = silodp(*FEDERATION["run"], *folder, "--json")
     finally:
-        assert silodp(*FEDERATION["down"])[0] == 0
+        assert silodp(*FEDERATION["down"], *folder)[0] == 0
     assert code == 0
     assert [silo["answered"] for silo in json.loads(out)["silos"]] == [2, 2]
 

@@ -178,7 +178,7 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
 def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds(tmp_path, silodp):
     door, ledger = silo(tmp_path / "a")
     assert code(door, asked("q1")[1]) == "answered"
-    exit_code, text, _ = silodp("ledger", "show", ledger.path)
+    exit_code, text, _ = silodp("ledger", "show", ledger.path, of=())
     assert exit_code == 0
     assert f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against the server, which sees totals" in text
     assert f"Against the shuffler itself, or whoever else sees this silo's own counts: epsilon {rounded_up(ledger.local(), 4)}." in text

@@ -130,3 +130,58 @@ def test_weights_change_the_mean_and_not_the_price(source, tmp_path):
     for trust in ("shuffle", "central"):
         with pytest.raises(BadInput, match="precision"):
             replace(SMALL, trust=trust, weights="precision")
+
+
+EACH = """
+from silodp import Gaussian, Grad, Query
+
+def _asked(fed, w, minibatch):
+    return [silo.mean(Query(Grad(w), minibatch)) for silo in fed.each().values()]
+
+def apart(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
+    for _ in range(rounds):
+        w = w - step * sum(_asked(fed, w, minibatch)) / 3
+        yield w
+"""
+
+
+@pytest.mark.parametrize("words", [{"trust": "central"}, {"trust": "shuffle"}, {"weights": "records"}])
+@pytest.mark.parametrize("own", [False, True])
+def test_silos_are_not_asked_one_by_one_where_one_answers_for_all(source, tmp_path, words, own):
+    """A curator would be asked N times for each question of the plan, and the run would end when its budget does."""
+    (tmp_path / "each.py").write_text(EACH)
+    algorithm = f"{tmp_path / 'each.py'}:apart" if own else "scaffold"
+    with pytest.raises(BadInput, match="local steps" if words == {"trust": "shuffle"} and not own else "asks silos one by one"):
+        train(replace(SMALL, algorithm=algorithm, **words), source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_curators_plan_is_for_as_many_records_as_take_part_on_average():
+    found = [
+        planned(replace(SMALL, trust="central", participation=who), (100,) * 4)["records"] for who in ("all", "random:3", "random:2:3")
+    ]
+    assert found == [400, 200, 250]
+
+
+def test_a_theorem_that_asks_for_more_rounds_than_anybody_can_wait_for_is_refused():
+    endless = replace(SMALL, noise="theory", epsilon=("1e6",), lipschitz=1.0, smoothness=1.0, gap=1.0)
+    with pytest.raises(BadInput, match="rounds, which nobody can wait for"):
+        planned(endless, SIZES, dimension=3)
+
+
+def test_what_the_trust_does_not_go_with_is_named_as_it_was_given():
+    with pytest.raises(BadInput, match="--from-theory belongs to --trust isrl"):
+        Order(trust="central", noise="theory")
+
+
+@pytest.mark.parametrize("text", ["rounds=10", "local-steps=3"])
+def test_a_setting_with_an_option_of_its_own_is_not_set_beside_it(source, tmp_path, text):
+    """Disjoint batches are as many as --rounds says: a question beyond them was refused in the middle of the run."""
+    with pytest.raises(BadInput, match="instead of --set"):
+        train(replace(SMALL, algorithm="prox-sgd", settings=(text,)), source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_user_level_epsilon_beyond_every_float_is_refused(source, tmp_path):
+    with pytest.raises(BadInput, match="delta is"):
+        train(replace(SMALL, user_level=True, sampling="poisson:0.5", epsilon=("1000",)), source, tmp_path / "run")

@@ -8,7 +8,7 @@ from silodp.core.errors import BadInput
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.federation import Balanced, Everyone, Uniform
-from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name
+from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name, samplings_by_name
 
 SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "slope": 0.5, "momentum": 0.8, "kappa": 0.6}
 
@@ -153,6 +153,18 @@ def test_an_unknown_sampling_is_refused(text):
         sampling_by_name(text, find("mb-sgd"), 24)
 
 
+@pytest.mark.parametrize("text", ["full:3", "disjoint:3", "anchor=full:2,refine=full"])
+def test_a_number_that_would_be_passed_over_is_refused(text):
+    with pytest.raises(BadInput, match="takes no number"):
+        samplings_by_name(text, find("spider" if "=" in text else "mb-sgd"), 24)
+
+
+@pytest.mark.parametrize("text", ["anchor=full,anchor=poisson:0.1,refine=full", "anchor=,refine=full"])
+def test_each_kind_has_one_sampling(text):
+    with pytest.raises(BadInput, match="must name each kind of release of spider once"):
+        samplings_by_name(text, find("spider"), 24)
+
+
 @pytest.mark.parametrize("name", ["local-sgd", "scaffold", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2"])
 def test_disjoint_batches_are_refused_where_records_are_needed_again(name):
     with pytest.raises(BadInput, match=rf"^{name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd$"):
@@ -173,13 +185,13 @@ def test_random_participation_has_between_one_and_m_silos():
     assert {len(who.draw()) for _ in range(100)} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("text", ["some", "uniform", "uniform:", "uniform:x", "balanced:-1", "random:1.5"])
+@pytest.mark.parametrize("text", ["some", "uniform", "uniform:", "uniform:x", "balanced:-1", "random:1.5", "uniform:²"])
 def test_an_unknown_participation_is_refused(text):
     with pytest.raises(BadInput, match=rf"^participation '{text}' is unknown; use all, uniform:M, random:M, random:L:M or balanced:M$"):
         participation_by_name(text, 7, seed=1)
 
 
-@pytest.mark.parametrize("text", ["uniform:8", "random:8", "balanced:8", "uniform:0", "balanced:0", "random:0"])
+@pytest.mark.parametrize("text", ["uniform:8", "random:8", "balanced:8", "uniform:0", "balanced:0", "random:0", "random:0:3"])
 def test_more_silos_than_there_are_or_none_are_refused(text):
     with pytest.raises(BadInput, match=r"^\d of 7 silos cannot take part; choose between 1 and 7$"):
         participation_by_name(text, 7, seed=1)()

@@ -12,6 +12,7 @@ import torch
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
 from silodp.lab.planning_shuffle import planned_totals
+from silodp.server.federation import Everyone
 from silodp.server.order import Order, default_delta, targets, with_default_delta
 from silodp.server.plan import Plan
 from silodp.server.prepare import prepare, prescription
@@ -31,7 +32,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     made = prepare(order, names, records, dimension=dimension)
     plan, order, budgets, counts = made.plan, made.order, made.budgets, tuple(records)
     if order.trust == "central":
-        counts = (_curated(order, records),)
+        counts = (_curated(made.participation(), records),)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
     found = plan.mu()
     mu = None if found is None else np.broadcast_to(found, (1, len(budgets)))[0].tolist()
@@ -67,10 +68,10 @@ def named(records: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"silo-{i + 1}" for i in range(len(records)))
 
 
-def _curated(order: Order, records: Sequence[int]) -> int:
+def _curated(who: Everyone, records: Sequence[int]) -> int:
     """Records in a round of the curator's: those of the silos that take part in it, on average."""
-    _, _, answering = order.participation.rpartition(":")
-    return round(int(answering) * sum(records) / len(records)) if answering.isdigit() else sum(records)
+    most = getattr(who, "answering", who.silos)
+    return round((getattr(who, "least", most) + most) / 2 * sum(records) / len(records))
 
 
 def warn_of_delta(records: Mapping[str, int]) -> None:

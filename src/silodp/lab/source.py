@@ -15,6 +15,7 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.server.order import is_of
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
@@ -76,6 +77,10 @@ class Source:
         words = found.get("source")
         if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
             raise BadInput(f"{folder} holds no run of `silodp train` of this version; it may be of an older one: train again")
+        typed = {"silos": tuple[str, ...], "held_out": float, "label": str, "scale": str}
+        plain = {**words, "silos": tuple(words["silos"]) if isinstance(words["silos"], list) else None}
+        if wrong := sorted(name for name, value in plain.items() if not is_of(typed.get(name, str | None), value)):
+            raise BadInput(f"the source in {folder} is not as silodp wrote it ({', '.join(wrong)}); restore its run.json")
         paths = {name: Path(words[name]) if words[name] else None for name in PATHS}
         given: dict[str, Any] = {**words, **paths, "silos": tuple(map(Path, words["silos"]))}
         return cls(**given)

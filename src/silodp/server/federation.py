@@ -72,10 +72,11 @@ class Uniform(Everyone):
     """
 
     def __init__(self, silos: int, answering: int, *, seed: int, least: int | None = None) -> None:
-        if not 1 <= (least or answering) <= answering <= silos:
-            raise BadInput(f"{answering} of {silos} silos cannot take part; choose between 1 and {silos}")
+        least = answering if least is None else least
+        if not 1 <= least <= answering <= silos:
+            raise BadInput(f"{least if least < 1 else answering} of {silos} silos cannot take part; choose between 1 and {silos}")
         super().__init__(silos)
-        self.answering, self.least = answering, least or answering
+        self.answering, self.least = answering, least
         self._random = np.random.default_rng(seed)
 
     def draw(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from silodp.core.errors import BadInput
 from silodp.core.sampling import Sampling
@@ -97,7 +97,8 @@ class Order:
                 raise BadInput(
                     "weights by precision belong to --trust isrl: a total, or a curator, counts each record alike; leave them out"
                 )
-            for name, given in (("--noise", self.noise != "exact"), ("--rule", self.rule is not None), ("--user-level", self.user_level)):
+            noise = "--from-theory" if self.noise == "theory" else "--noise"
+            for name, given in ((noise, self.noise != "exact"), ("--rule", self.rule is not None), ("--user-level", self.user_level)):
                 if given:
                     raise BadInput(f"{name} belongs to --trust isrl; leave it out")
 
@@ -111,7 +112,11 @@ class Order:
         """The algorithm's settings, in a user's words."""
         from silodp.server.algorithms import assignments
 
-        return {name: getattr(self, name) for name in SCHEDULE} | assignments(self.settings)
+        own = assignments(self.settings)
+        if twice := [name for name in own if name in SCHEDULE]:
+            option = "--" + twice[0].replace("_", "-")
+            raise BadInput(f"--set is for settings that only one algorithm has; give {option} {own[twice[0]]} instead of --set {twice[0]}")
+        return {name: getattr(self, name) for name in SCHEDULE} | own
 
     @property
     def theory(self) -> dict[str, float]:
@@ -131,11 +136,17 @@ class Order:
             raise BadInput(f"{folder} holds no run with an order that this version can read; it may be of an older version: start another")
         if differs := sorted(order.keys() ^ {field.name for field in fields(cls)}):
             raise BadInput(f"the run in {folder} is of an older version (its order differs in {', '.join(differs)}); start another")
-        try:
-            given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in order.items()}
-            return cls(**given)
-        except TypeError:
-            raise BadInput(f"the order in {folder} is not as silodp wrote it; restore its run.json") from None
+        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in order.items()}
+        if wrong := sorted(name for name, hint in get_type_hints(cls).items() if not is_of(hint, given[name])):
+            raise BadInput(f"the order in {folder} is not as silodp wrote it ({', '.join(wrong)}); restore its run.json")
+        return cls(**given)
+
+
+def is_of(hint: Any, value: Any) -> bool:
+    """Whether a value that was read from a file is of a type such as `float | None`, or `tuple[str, ...]`."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(v, get_args(hint)[0]) for v in value)
+    return any(type(value) is kind or (kind is float and type(value) is int) for kind in get_args(hint) or (hint,))
 
 
 def check_seed(seed: int | None) -> None:

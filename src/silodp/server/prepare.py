@@ -32,6 +32,8 @@ from silodp.server.shuffled import calibrate_shuffled
 SCALING = ("ranges", "moments")
 SCALING_SHARE = 0.1
 """Part of the budget (mu^2) that private feature scaling takes."""
+MOST_ROUNDS = 100_000
+"""Of a theorem, which nobody has asked for by a number: a dry run asks every question, too."""
 AGAINST = {
     "isrl": "epsilon is against everybody who sees what a silo sends, the server and the other silos too",
     "shuffle": "epsilon is against the server, which sees totals, unless it says otherwise; the shuffler, or whoever else sees a silo's own "
@@ -88,21 +90,20 @@ def prepare(
             )
         theorem = prescription(order, least_of_all(budgets or targets(order, names, counts)), counts, dimension)
         order = by_theorem(order, theorem, min(counts))
-    if order.weights != "equal" and "each" in algorithm.run.__code__.co_names:
-        raise BadInput(f"{algorithm.name} asks silos one by one and counts them alike; leave --weights out")
     settings = algorithm.schedule(order.schedule)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
     mine = list(budgets) if budgets else budgets_of(order, names, counts, samplings)
     participation = participation_by_name(order.participation, len(counts), order.coins)
     participation()  # refuses what cannot take part
     run = prepared(algorithm, settings, order.step)
+    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}") if (why := _why_together(order)) else run
     if order.trust == "shuffle":
-        plan = _totals(order, algorithm, settings, samplings, mine, counts, participation(), dimension, run, scaled)
+        plan = _totals(order, algorithm, settings, samplings, mine, counts, participation(), dimension, rehearsed, scaled)
     else:
         who = participation()
         if order.trust == "central":
             mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
-        plan = _gaussian(order, algorithm, settings, samplings, mine, counts, who, run, scaled)
+        plan = _gaussian(order, algorithm, settings, samplings, mine, counts, who, rehearsed, scaled)
         plan = _with_theorems_noise(plan, theorem) if theorem else plan
     return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
 
@@ -134,6 +135,39 @@ def _after_scaling(run: Run, features: int) -> Run:
         yield from run(fed, problem, w, **rest)
 
     return both
+
+
+def _why_together(order: Order) -> str:
+    """Why silos cannot be asked one by one under this order, if they cannot."""
+    if order.trust == "central":
+        return "and a curator answers for all of them at once; use an algorithm that asks for means"
+    if order.trust == "shuffle":
+        return "and a shuffler passes on totals alone; use an algorithm that asks for means"
+    return "and counts them alike; leave --weights out" if order.weights != "equal" else ""
+
+
+def _together(run: Run, why: str) -> Run:
+    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one."""
+
+    def asked(fed: Any, problem: Any, w: Tensor, **rest: Any) -> Iterator[Tensor]:
+        yield from run(_Together(fed, why), problem, w, **rest)
+
+    return asked
+
+
+class _Together:
+    def __init__(self, fed: Any, why: str) -> None:
+        self._fed, self._why = fed, why
+        self.mean = fed.mean
+
+    def everyone(self) -> _Together:
+        return _Together(self._fed.everyone(), self._why)
+
+    def cohort(self) -> _Together:
+        return _Together(self._fed.cohort(), self._why)
+
+    def each(self) -> dict[int, Any]:
+        raise BadInput(self._why)
 
 
 def _row(numbers: Any) -> Tensor:
@@ -188,7 +222,7 @@ def prescription(order: Order, budget: Budget, counts: Sequence[int], dimension:
     counts = [sum(counts)] if order.trust == "central" else counts
     _, _, answering = order.participation.rpartition(":")
     constants = theory.Constants(
-        **given, records=min(counts), silos=len(counts), answering=int(answering) if answering.isdigit() and len(counts) > 1 else len(counts),
+        **given, records=min(counts), silos=len(counts), answering=int(answering) if answering.isdecimal() and len(counts) > 1 else len(counts),
         epsilon=budget.epsilon, delta=budget.delta,
     )  # fmt: skip
     return theory.prescribe(order.algorithm, constants)
@@ -198,6 +232,10 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
     """The order with rounds R, batches K, phase q, step and clip of its theorem; n is the smallest silo's number of records."""
     if not found.noise:
         raise BadInput(f"with these constants {found.theorem} answers with the start and asks no silo; give others, or no --from-theory")
+    if (rounds := found.rounds * found.restarts) > MOST_ROUNDS:
+        raise BadInput(
+            f"with these constants {found.theorem} asks for {rounds:.3g} rounds, which nobody can wait for; give a smaller epsilon"
+        )
     assert order.lipschitz is not None
     assert order.smoothness is not None
     out = "last" if found.output in ("w_R", "w_S") else "random"

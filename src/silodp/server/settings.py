@@ -43,7 +43,9 @@ def default_shares(algorithm: Algorithm, settings: dict, anchor: float | None = 
 
 def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sampling:
     """ "full", "disjoint", "poisson:RATE" or "without-replacement:RATE"; the algorithm's own habit if none is named."""
-    name, _, rate = (text or ("disjoint" if algorithm.disjoint else "full")).partition(":")
+    name, colon, rate = (text or ("disjoint" if algorithm.disjoint else "full")).partition(":")
+    if colon and name in ("full", "disjoint"):
+        raise BadInput(f"sampling {text!r} is unknown; {name} takes no number")
     if name == "full":
         return FullBatch()
     if name == "disjoint":
@@ -65,9 +67,9 @@ def samplings_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> di
     """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as anchor=full,refine=poisson:0.1."""
     if "=" not in (text or ""):
         return dict.fromkeys(algorithm.kinds, sampling_by_name(text, algorithm, rounds))
-    words = (part.strip().partition("=") for part in (text or "").split(","))
+    words = [part.strip().partition("=") for part in (text or "").split(",")]
     said = {name: value for name, _, value in words}
-    if said.keys() != set(algorithm.kinds):
+    if said.keys() != set(algorithm.kinds) or len(said) < len(words) or not all(said.values()):
         raise BadInput(f"sampling {text!r} must name each kind of release of {algorithm.name} once: {', '.join(algorithm.kinds)}")
     return {kind: sampling_by_name(said[kind], algorithm, rounds) for kind in algorithm.kinds}
 
@@ -81,7 +83,7 @@ def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Ever
     if (
         name not in ("uniform", "random", "balanced")
         or not 1 <= len(numbers) <= 1 + (name == "random")
-        or not all(map(str.isdigit, numbers))
+        or not all(map(str.isdecimal, numbers))
     ):
         raise BadInput(f"participation {text!r} is unknown; use all, uniform:M, random:M, random:L:M or balanced:M")
     answering, least = int(numbers[-1]), int(numbers[0]) if len(numbers) > 1 else 1

@@ -112,7 +112,9 @@ def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
     record's mu may be that of the target over n; the answer then carries the target's delta. One point (eps, delta) of a sub-sampled
     mechanism says nothing of the kind.
     """
-    hybrid = Budget(target.epsilon / n, target.delta / (n * math.exp((n - 1) * target.epsilon / n)))
+    hybrid = Budget(
+        target.epsilon / n, target.delta / (n * math.exp(min((n - 1) * target.epsilon / n, 700.0)))
+    )  # a delta that the budget refuses
     group = gdp_mu(target) / n
     if not gaussian or gdp_mu(hybrid) > group:
         return hybrid

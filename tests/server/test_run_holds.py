@@ -23,6 +23,9 @@ ORDER = Order("spider", rounds=4, phase=2, epsilon=("1.0",))
 QUICK = Timeouts(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
 
 
+pytestmark = pytest.mark.xdist_group("run-holds")  # one set of gates for all, whose budgets each test leaves behind
+
+
 @pytest.fixture(scope="module")
 def gates():
     with three_gates(epsilon=10.0, askers=KEYS, sees_left=KEYS[:1], queries_per_run=10_000) as made:

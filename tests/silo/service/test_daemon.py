@@ -28,6 +28,9 @@ from silodp.silo.service.door import FrameNote
 from silodp.wire.socket import Unreached
 
 
+pytestmark = pytest.mark.xdist_group("daemon")  # one gate for several tests, whose log each reads
+
+
 @pytest.fixture(scope="module")
 def gate():
     """One daemon for most of the tests, in a folder that every user can come to."""

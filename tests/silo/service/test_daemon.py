@@ -27,7 +27,6 @@ from silodp.silo.service.daemon import GateLog
 from silodp.silo.service.door import FrameNote
 from silodp.wire.socket import Unreached
 
-
 pytestmark = pytest.mark.xdist_group("daemon")  # one gate for several tests, whose log each reads
 
 

@@ -34,7 +34,7 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,nvflare,flower,docs,ui]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,nvflare,flower,docs,onnx,ui]'
 	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib  # what pip would do on one core; templates among the files are no Python
 	touch $@
 

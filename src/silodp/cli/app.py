@@ -24,6 +24,8 @@ class Silodp(LazyGroup):
         Listed(START, "project", "init", "Start a project: settings, schema, model, and the next commands."),
         Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
+        Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
+        Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),
         Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
         Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
         Listed(CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."),

@@ -99,7 +99,7 @@ def profile_data(order: Order, source: Source) -> dict:
     loaded = replace(source, scale="none").load(order.coins, holes=True)
     records, classes = loaded.records, loaded.classes
     names = loaded.features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
-    labels = tuple(source.classes.split(",")) if source.classes and classes else tuple(map(str, range(classes)))
+    labels = tuple(source.class_names(classes))
     budgets = _budgets(order, records)
     problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, order.seed, "profile")

@@ -34,6 +34,8 @@ class Loaded:
     test: tuple[Tensor, Tensor] | None
     scale: str = "private"
     """"private" (to be learnt within the budget), "public" (already applied from ranges the user gave) or "none"."""
+    ranges: Tensor | None = None
+    """Those public ranges, (features, 2)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,12 @@ class Source:
         if scale in ("private", "none"):
             return Loaded(*loaded, scale)
         records, classes, features, test = loaded
-        return Loaded(_with_ranges(records, _ranges(Path(scale), features)), classes, features, test, "public")
+        ranges = _ranges(Path(scale), features)
+        return Loaded(_with_ranges(records, ranges), classes, features, test, "public", ranges)
+
+    def class_names(self, classes: int) -> list[str]:
+        """The classes of files that are read without a schema, or of a built-in set; none for a number."""
+        return self.classes.split(",") if self.classes and classes else [str(k) for k in range(classes)]
 
     def words(self) -> dict[str, Any]:
         """For run.json: plain JSON, with absolute paths."""

@@ -28,8 +28,10 @@ from silodp.core.extension import is_file
 from silodp.core.extension import source as own_file
 from silodp.core.problem.build import Load, Words, build, feature_map
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.reading import plain_text
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
+from silodp.host.model import facts
 from silodp.lab.hidden import kept_seed, mark_of
 from silodp.lab.pinned import Code, pinned, refuse_imports
 from silodp.lab.planning import warn_of_delta
@@ -114,7 +116,9 @@ def train(order: Order, source: Source, folder: Path, *, quiet: bool = True, res
                 x = feature_map(order.feature_map, code.load).of(x.flatten(1)) if order.feature_map else x.flatten(1)
                 found = _score(problem, w, x, y, loaded.classes)
             scaling = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
-            return run.write(w, source, scaling, UNCHARGED if source.data else "", found)
+            names = loaded.features or [f"x{j}" for j in range(raw)]
+            reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
+            return run.write(w, source, reads, scaling, UNCHARGED if source.data else "", found)
 
 
 def read_back(folder: Path) -> tuple[Order, Source]:
@@ -253,11 +257,13 @@ class _Run:
             return [seen.epsilon(budget.delta) for seen, budget in zip(self._totals, self.budgets, strict=True)]
         return np.broadcast_to(np.asarray(self.ledger.epsilon())[0], len(self.records.names)).tolist()
 
-    def write(self, w: Tensor, source: Source, scaling: dict[str, Tensor], note: str, found: dict[str, float]) -> dict[str, Any]:
+    def write(
+        self, w: Tensor, source: Source, reads: str, scaling: dict[str, Tensor], note: str, found: dict[str, float]
+    ) -> dict[str, Any]:
         """Model, transcript, environment and, at last, spent.json: with it the run counts as finished."""
         order, folder = self.made.order, self.folder
-        about = {"model": order.model or MODEL, "prox": order.prox, "algorithm": self.made.algorithm.name}
-        about |= {"schema": source.read_by.text} if source.read_by else {}
+        about = facts(model=order.model or MODEL, prox=order.prox, loss=order.loss, feature_map=order.feature_map)
+        about |= {"algorithm": self.made.algorithm.name} | ({"schema": source.read_by.text} if source.read_by else {"plain": reads})
         model = write_model(folder, self.problem, w, about, scaling)
         save_file(self.values, folder / "transcript.safetensors")
         (folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.rounds))

@@ -24,7 +24,9 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.reading import plain_text
 from silodp.core.protocol.quote import HoldReply
+from silodp.host.model import facts
 from silodp.server.algorithms import find
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import open_run, silo_rows, write_json, write_model
@@ -215,9 +217,8 @@ class Conduct:
 
     def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
         card = self._cards[0]
-        about = {"model": card.model, "prox": card.prox, "algorithm": self._order.algorithm} | (
-            {"schema": card.schema} if card.schema else {}
-        )
+        about = {"algorithm": self._order.algorithm} | facts(model=self._order.model or card.model, prox=card.prox, loss=self._order.loss)
+        about |= {"schema": card.schema} if card.schema else {"plain": plain_text(card.features, card.classes, "label")}
         summary = {
             "run": self.run, "ended": ended, "algorithm": self._order.algorithm, "iterates": count, "questions": self._tally.questions,
             "parameters": self._problem.dim, "trust": self._order.trust, "said": AGAINST[self._order.trust],

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from silodp.core.problem.losses import Loss
 
 KINDS = ("binary", "multiclass", "regression", "survival")
@@ -43,3 +45,18 @@ class Task:
             return 1, Huber(self.huber) if self.huber else squared_error
         outputs, loss = (1, logistic) if one_logit and self.classes == 2 else (self.classes, cross_entropy)
         return outputs, Weighted(loss, self.weights) if self.weights else loss
+
+    def read(self, output: Tensor) -> Tensor:
+        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin, or a number as the loss compares it.
+
+        Weights of the classes are public, and taken back out: what was learnt are weighted odds, and what is said are the odds themselves.
+        """
+        import torch
+
+        if self.kind == "survival":
+            return 1 - torch.cumprod(1 - output.sigmoid(), 1)
+        if not self.classes:
+            return output
+        if output.shape[1] == 1:
+            output = torch.cat([torch.zeros_like(output), output], 1)
+        return (output - output.new_tensor(self.weights).log() if self.weights else output).softmax(1)

@@ -31,6 +31,14 @@ def read_images(folder: Path, wanted: Images, classes: Sequence[str]) -> tuple[n
     return x.reshape(len(x), -1), np.array([k for _, k in files], np.int64), np.array([known for _, known in each], np.float32)
 
 
+def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
+    """The names and pixels of the images that lie in a folder itself, in the order of their names, whose classes nobody knows."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+    if not files:
+        raise BadInput(f"{folder} is no folder with PNG or JPEG files in it; give one that has the images themselves, without sub-folders.")
+    return [path.name for path in files], np.stack([_pixels_and_print(path, wanted)[0].reshape(-1) for path in files])
+
+
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     """In the order of the files' names: were it that of the classes, one record's class would move others between batches and parts."""
     found: dict[str, Path] = {}

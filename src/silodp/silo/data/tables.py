@@ -58,6 +58,15 @@ def read_table(path: Path, schema: Schema) -> Table:
     return Table(x.astype(np.float32), _label(path, schema, cells), raw(cells), missing)
 
 
+def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The columns of records whose label is not known, (n, columns) float64 as `coded` has them, and all cells; columns besides do no harm."""
+    cells = read_cells(path)
+    _check_columns(path, cells, schema, labelled=False)
+    if not len(next(iter(cells.values()))):
+        raise BadInput(f"{path} has columns but no rows; give one row for each record to predict.")
+    return np.column_stack([coded(path, column, cells[column.name]) for column in schema.columns]), cells
+
+
 def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
     """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again.
 
@@ -92,8 +101,8 @@ def _hashed(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
-def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> None:
-    wanted = [*(column.name for column in schema.columns), *schema.label.columns]
+def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
+    wanted = [*(column.name for column in schema.columns), *(schema.label.columns if labelled else ())]
     lacks = [name for name in wanted if name not in cells]
     besides = [name for name in cells if name not in wanted and name not in schema.ignore]
     if lacks:
@@ -102,32 +111,37 @@ def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema) -> 
             close = difflib.get_close_matches(lacks[0].lower(), [name.lower() for name in besides], n=1)
             hint = f"; did you mean its column {next(name for name in besides if name.lower() == close[0])!r}?" if close else "."
         raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
-    if besides:
+    if besides and labelled:
         raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
 
 
 def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
+    codes = coded(path, column, cells)
+    missing = np.isnan(codes)
     if column.type == "category":
-        codes = _codes(path, column.name, cells, column.categories, gone=column.missing is not None, other=OTHER in column.categories)
-        values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
-        missing, said = codes == GONE, column.missing is not None
+        values, said = (codes[:, None] == np.arange(len(column.categories))).astype(float), column.missing is not None
     else:
-        filled, missing = _filled(path, column, cells)
-        values, said = filled[:, None], column.indicator
+        bounds = column.range if column.type == "number" else (0.0, 1.0)
+        values, said = _scaled(np.where(missing, float(column.missing or 0), codes), bounds)[:, None], column.indicator
     gone = np.repeat(missing[:, None], values.shape[1], axis=1)
     return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
 
 
-def _filled(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if column.type == "boolean":
-        codes = _booleans(path, column.name, cells, gone=column.missing is not None)
-        missing, values = codes == GONE, 2.0 * codes - 1
-        fill = 1.0 if column.missing else -1.0
+def coded(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
+    """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1; NaN where one is missing that may be."""
+    gone = column.missing is not None
+    if column.type == "number":
+        numbers, missing = _numbers(path, column.name, cells, gone=gone)
     else:
-        numbers, missing = _numbers(path, column.name, cells, gone=column.missing is not None)
-        values, fill = _scaled(numbers, column.range), _scaled(np.array(column.missing or 0.0), column.range)
-    return np.where(missing, fill, values), missing
+        other = OTHER in column.categories
+        numbers = (
+            _booleans(path, column.name, cells, gone=gone)
+            if column.type == "boolean"
+            else _codes(path, column.name, cells, column.categories, gone=gone, other=other)
+        )
+        missing = numbers == GONE
+    return np.where(missing, np.nan, numbers)
 
 
 def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:

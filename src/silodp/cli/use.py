@@ -1,0 +1,95 @@
+"""`silodp predict` and `silodp export`: from a trained model to its use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silodp.cli.console import Json, dump, say
+from silodp.cli.project import Project
+from silodp.core.errors import BadInput
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or its model.safetensors.", show_default=False)]
+Code = Annotated[str | None, typer.Option("--model", help="Your copy of FILE.py:FUNCTION, where the model was made by one.")]
+Map = Annotated[str | None, typer.Option("--feature-map", help="Your copy of FILE.py:NAME, where there was a feature map.")]
+
+
+def predict(
+    trained: Model,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV, Parquet or NPZ without a label, or a folder of images.", show_default=False)
+    ],
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Of two classes: the second is predicted from this risk on; by default w0 / (w0 + w1) of the schema's weights, or 0.5."
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="A column of the file to put first, such as a record number; may be repeated.")
+    ] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="A new CSV file; by default the table is printed.")] = None,
+    model: Code = None,
+    feature_map: Map = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """Risks for new records, by a trained model: a line for each row of the file, in its order. It costs nothing and sends nothing.
+
+    The columns are read by the schema that is kept with the model; a label, and other columns, may be there and are not used. Risks are
+    those of the classes themselves: public weights that the schema gives them are taken back out.
+
+    Examples: `silodp predict runs/train new.csv` · `silodp predict runs/train new.csv --threshold 0.2 --keep id --out risks.csv`
+    """  # fmt: skip
+    from silodp.core.problem.reading import default_threshold
+    from silodp.host.model import open_model
+    from silodp.silo.predict import predict as predicted
+
+    opened = open_model(trained, {"model": model, "feature_map": feature_map})
+    table, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
+    used = default_threshold(opened.schema) if threshold is None else threshold
+    if out_file:
+        try:
+            with out_file.open("x", encoding="utf-8", newline="") as target:
+                table.to_csv(target, index=False, float_format="%.7g")
+        except OSError as error:
+            raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+    if as_json:
+        rows = {} if out_file else {"rows": table.to_dict("records")}
+        return dump({"count": len(table), "threshold": used, "notes": notes, "out": str(out_file) if out_file else None} | rows)
+    if out_file:
+        decided = "" if used is None else f"; {opened.schema.label.classes[1]} is predicted from a risk of {used:.4g} on"
+        say(f"Wrote {len(table)} predictions to {out_file}{decided}.")
+    else:
+        print(table.to_csv(index=False, float_format="%.7g"), end="", flush=True)
+    for note in notes:
+        print(f"silodp: {note}", file=sys.stderr)
+
+
+def export(
+    trained: Model,
+    to: Annotated[str, typer.Option(help="onnx (needs silodp[onnx]), torch or sklearn.")],
+    out: Annotated[Path | None, typer.Option(help="Path without a suffix; `model` in the run's folder by default.")] = None,
+    model: Code = None,
+    feature_map: Map = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> None:
+    """The model in a form that needs no silodp, from raw columns to risks, with a .json of its columns, ranges and categories.
+
+    onnx and torch (`torch.export.load(FILE).module()`) take float64 (rows, columns) in the .json's order: a category is its place in the list, true is 1, a missing
+    value is NaN. sklearn is a .py with a .npz beside it, which takes pandas frames as they are.
+
+    Examples: `silodp export runs/train --to onnx` · `silodp export runs/train --to sklearn --out risk/readmission`
+    """
+    from silodp.host.model import open_model
+    from silodp.server.export.forms import export as written
+
+    opened = open_model(trained, {"model": model, "feature_map": feature_map})
+    paths = written(opened, to, out or opened.path.with_suffix(""))
+    if as_json:
+        return dump({"to": to, "files": list(map(str, paths))})
+    say(f"Wrote {', '.join(map(str, paths))}.")

@@ -1,0 +1,109 @@
+"""`silodp export`: onnx and torch hold the whole way from a row's columns to its risks in one graph; sklearn is a small .py with its .npz.
+
+Each comes with a .json of columns, ranges, categories and what the figures are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.reading import sheet
+from silodp.host import atomic
+from silodp.host.model import Stored
+from silodp.server.export import standalone
+
+
+def export(model: Stored, to: str, stem: Path) -> list[Path]:
+    """Writes stem.json and the form's own files, over nothing; (the paths)."""
+    if to not in FORMS:
+        raise BadInput(f"--to is {to!r}; choose one of {', '.join(FORMS)}")
+    about = sheet(model.schema) | {"made_by": "silodp", "model": model.about.get("model", ""), "model_sha256": model.sha256}
+    files = {".json": (json.dumps(about, indent=1) + "\n").encode()} | FORMS[to](model, about)
+    paths = {stem.with_name(stem.name + suffix): content for suffix, content in files.items()}
+    if there := [path for path in paths if path.exists()]:
+        raise BadInput(f"{there[0]} is there already, and nothing is written over; choose another name with --out")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for path, content in paths.items():
+            atomic.write(path, content, mode=0o644)
+    except OSError as error:
+        raise BadInput(f"{stem.parent} cannot be written ({error.strerror}); choose another place with --out") from None
+    return list(paths)
+
+
+def _torch(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    """For `torch.export.load(FILE).module()`, which takes float64 (rows, columns)."""
+    file = io.BytesIO()
+    with _quiet(model, "torch"):
+        torch.export.save(_exported(model), file)
+    return {".pt2": file.getvalue()}
+
+
+def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    try:
+        import onnx  # noqa: F401 -- torch says in several lines what is missing
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise BadInput(f"--to onnx needs the package {error.name}; install silodp[onnx]") from None
+    file = io.BytesIO()
+    with _quiet(model, "onnx"):
+        made = torch.onnx.export(_exported(model), (), input_names=["columns"], output_names=["figures"], dynamo=True, verbose=False)
+        assert made is not None
+        made.save(file)  # type: ignore[arg-type] -- it takes a file, too
+    return {".onnx": file.getvalue()}
+
+
+def _sklearn(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    layers = [m for m in model.reading.model.modules() if not isinstance(m, nn.Sequential)]
+    plain = all(isinstance(m, nn.Linear if k % 2 == 0 else nn.ReLU) for k, m in enumerate(layers)) and len(layers) % 2
+    known = ("binary", "multiclass", "regression", "survival")
+    if not plain or not model.schema.columns or model.about.get("feature_map") or model.schema.label.task not in known:
+        raise BadInput("--to sklearn is for tables and models that are chains of linear layers and ReLU; use --to torch or --to onnx")
+    linear = [m for m in layers if isinstance(m, nn.Linear)]
+    numbers: dict[str, Any] = {f"scaling.{name}": getattr(model.reading, name).numpy() for name in ("mean", "scale")}
+    for k, layer in enumerate(linear):
+        numbers[f"weight{k}"] = layer.weight.numpy()
+        numbers[f"bias{k}"] = np.zeros(layer.out_features, np.float32) if layer.bias is None else layer.bias.numpy()
+    file = io.BytesIO()
+    text = json.dumps(about | {"layers": len(linear), "label_range": list(model.schema.label.range)})
+    np.savez(file, about=np.array(text), **numbers)
+    return {".npz": file.getvalue(), ".py": Path(standalone.__file__).read_bytes()}
+
+
+FORMS: dict[str, Callable[[Stored, dict[str, Any]], dict[str, bytes]]] = {"onnx": _onnx, "torch": _torch, "sklearn": _sklearn}
+
+
+def _exported(model: Stored) -> torch.export.ExportedProgram:
+    width = len(model.schema.columns) or len(model.schema.features)
+    rows = torch.zeros(2, width, dtype=torch.float64)
+    return torch.export.export(model.reading, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+
+
+@contextlib.contextmanager
+def _quiet(model: Stored, to: str) -> Iterator[None]:
+    """Without torch's asides; what it cannot do is said in one sentence."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            logger.setLevel(logging.ERROR)
+            yield
+    except Exception as error:
+        raise BadInput(
+            f"the model {model.about.get('model')} cannot be written for {to} ({type(error).__name__}); use `silodp predict`, or another form"
+        ) from None
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,117 @@
+"""A model trained by silodp, as a scikit-learn estimator that needs numpy and scikit-learn alone; its numbers are in the .npz beside this file.
+
+    from pathlib import Path
+    from model import Model
+    model = Model(Path("model.npz"))
+    model.predict_proba(frame)        # a pandas frame with the columns of model.json; of two classes the second's risk is [:, 1]
+
+It is fitted, and fit() only says so: to learn again would be another training, at another price.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
+WORDS = {
+    "true": 1.0,
+    "t": 1.0,
+    "yes": 1.0,
+    "y": 1.0,
+    "1": 1.0,
+    "1.0": 1.0,
+    "false": 0.0,
+    "f": 0.0,
+    "no": 0.0,
+    "n": 0.0,
+    "0": 0.0,
+    "0.0": 0.0,
+}
+
+
+class Model(BaseEstimator):
+    def __init__(self, file=None):
+        self.file = file
+
+    def fit(self, X=None, y=None):
+        self._read()
+        return self
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+    @property
+    def classes_(self):
+        return np.array(self._read()[0]["classes"])
+
+    def predict_proba(self, X):
+        """The chance of each class, (rows, classes); of survival times the risk by the end of each bin."""
+        about = self._read()[0]
+        if about["task"] == "regression":
+            raise AttributeError("this model predicts a number; use predict")
+        return self._said(X)
+
+    def predict(self, X):
+        """The class by the public threshold, or the number; of survival times the risk by the last bin's end."""
+        about, said = self._read()[0], self._said(X)
+        if not about["classes"]:
+            return said[:, -1]
+        if about["threshold"] is not None:
+            return self.classes_[(said[:, 1] >= about["threshold"]).astype(int)]
+        return self.classes_[(said * np.array(about["weights"] or [1.0])).argmax(1)]
+
+    def transform(self, X):
+        """The features that the model sees."""
+        about, numbers = self._read()
+        x = np.column_stack([part for column in about["columns"] for part in _features(column, X[column["name"]])])
+        return (x.astype(np.float32) - numbers["scaling.mean"]) / numbers["scaling.scale"]
+
+    def _said(self, X):
+        about, numbers = self._read()
+        z, last = self.transform(X), about["layers"] - 1
+        for k in range(about["layers"]):
+            z = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"]
+            z = z if k == last else np.maximum(z, 0)
+        z = z.astype(np.float64)
+        if about["task"] == "survival":
+            return 1 - np.cumprod(1 - 1 / (1 + np.exp(-z)), axis=1)
+        if not about["classes"]:
+            low, high = about["label_range"]
+            return low + (z + 1) / 2 * (high - low)
+        z = np.column_stack([np.zeros(len(z)), z]) if z.shape[1] == 1 else z
+        z = z - np.log(about["weights"] or [1.0])
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    def _read(self):
+        if not hasattr(self, "_kept"):
+            with np.load(self.file or Path(__file__).with_suffix(".npz"), allow_pickle=False) as archive:
+                numbers = {name: archive[name] for name in archive.files}
+            self._kept = json.loads(str(numbers.pop("about"))), numbers
+        return self._kept
+
+
+def _features(column, cells):
+    """The features of one column, each (rows,)."""
+    texts = [str(cell).strip() for cell in cells]
+    gone = np.array([text.lower() in MISSING for text in texts])
+    filled = column.get("missing")
+    if gone.any() and filled is None:
+        raise ValueError(f"column {column['name']!r}, row {int(gone.argmax()) + 1}: a value is missing")
+    if column["type"] == "category":
+        places = {name: k for k, name in enumerate(column["categories"])}
+        found = [places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1))) for t in texts]
+        parts = [np.where(gone, False, np.array(found) == k).astype(float) for k in range(len(places))]
+        bad, said = ~gone & (np.array(found) < 0), filled is not None
+    else:
+        number = WORDS.get if column["type"] == "boolean" else float
+        values = np.array([np.nan if g else number(t.lower()) for g, t in zip(gone, texts, strict=True)], float)
+        bad, said = ~gone & ~np.isfinite(values), column["indicator"]
+        values = np.where(gone, float(filled or 0), values)
+        low, high = column.get("range", (0, 1) if column["type"] == "boolean" else (None, None))
+        parts = [values if low is None else (2 * (np.clip(values, low, high) - low) / (high - low) - 1).clip(-1, 1)]
+    if bad.any():
+        raise ValueError(f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the value is none that the model knows")
+    return [*parts, gone.astype(float)] if said else parts

@@ -54,7 +54,7 @@ def up(
     ] = None,
     engine: Annotated[str, typer.Option(help="nvflare, flower, or direct: no engine, the server asks the gates' sockets.")] = "nvflare",
     epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
-    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION.")] = "mlp:16",
+    model: Annotated[str, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION.")] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,

@@ -48,7 +48,7 @@ ORDER: dict[str, Any] = {
     "model": Annotated[
         str | None,
         typer.Option(
-            help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; mlp:8 by default, and what a "
+            help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; mlp:8 by default, and what a "
             "federation's silos approve, of which a FILE.py is needed here too."
         ),
     ],

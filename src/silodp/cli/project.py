@@ -26,7 +26,7 @@ SETTINGS = """\
 schema = "schema.toml"
 # One file, or folder of images, for each silo, to try things on one machine; in earnest each silo keeps its own.
 silo = [{silos}]
-{test}# linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
+{test}# linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
 model = "{model}"
 
 algorithm = "mb-sgd"               # prox-sgd, local-sgd, spider, adam, ...: see `silodp train --help`
@@ -182,7 +182,9 @@ def init(
     ] = None,
     columns: Annotated[str, typer.Option(help="More columns of the file, such as age,sex, whose types are filled in later.")] = "",
     label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
-    model: Annotated[str | None, typer.Option(help="linear, logistic, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
     seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
     as_json: Json = False,
@@ -196,8 +198,10 @@ def init(
     if seed < 0:
         raise BadInput(f"seed is {seed}; it must be 0 or more")
     word = {None: "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
-    if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|mlp:[1-9]\d*", word):
-        raise BadInput(f"model {model!r} is unknown; use linear, logistic, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py")
+    if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|(additive|mlp):[1-9]\d*", word):
+        raise BadInput(
+            f"model {model!r} is unknown; use linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py"
+        )
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
     left_out = 0
     if demo:

@@ -35,7 +35,9 @@ def init(
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     schema: Annotated[Path | None, typer.Option(help="The public schema of all silos' files, instead of --label and --classes.")] = None,
     name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
-    model: Annotated[str, typer.Option(help="linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of which a hash is kept.")] = "mlp:16",
+    model: Annotated[
+        str, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of which a hash is kept.")
+    ] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.")] = "zero",
     loss: Annotated[str, typer.Option(help="FILE.py:NAME, of which a hash is kept; by default the loss of the task.")] = "",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,

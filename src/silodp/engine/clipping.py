@@ -21,6 +21,7 @@ from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.engine.ghost import Ghost
 from silodp.engine.gpu import Gpu
+from silodp.engine.model import behind
 from silodp.engine.native import Native
 from silodp.engine.records import Records
 from silodp.engine.structured import Structured
@@ -84,6 +85,8 @@ def task(
     _refuse_unusable(points, x, y, weight, clip)
     clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
+    if x.dim() == 3 and (found := behind(problem)) and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory:
+        x, problem = found[0](x.to(w.dtype)), found[1]  # once for all runs, and the rest is a chain
     return Task(problem, points, x, y, weight, clips, memory)
 
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from silodp.core.problem.additive import Shapes
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.convolution import pair
@@ -27,7 +28,7 @@ ELEMENTWISE: set[type[nn.Module]] = {
 }
 """Modules that act on each number alone, whatever the axes. (A Dropout that drops is refused by Problem.)"""
 
-AXES: dict[type[nn.Module], int] = {nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, SelfAttention: 3, MeanPool: 3}
+AXES: dict[type[nn.Module], int] = {nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, SelfAttention: 3, MeanPool: 3, Shapes: 2}
 """Modules without parameters that treat each record alone, on inputs of that many axes."""
 
 
@@ -50,6 +51,18 @@ def read(problem: Problem) -> Node | None:
     if problem not in _READ:
         _READ[problem] = _read(problem)
     return _READ[problem]
+
+
+_BEHIND: WeakKeyDictionary[Problem, Problem] = WeakKeyDictionary()
+
+
+def behind(problem: Problem) -> tuple[Shapes, Problem] | None:
+    """A fixed map of features that the model begins with, and the problem on what it makes of them: the same w, and a chain of Linear."""
+    if not (isinstance(problem.model, nn.Sequential) and type(first := next(iter(problem.model), None)) is Shapes and read(problem)):
+        return None
+    if problem not in _BEHIND:
+        _BEHIND[problem] = Problem(problem.model[1:], problem.loss, problem.prox)
+    return first, _BEHIND[problem]
 
 
 def _read(problem: Problem) -> Node | None:

@@ -29,7 +29,7 @@ Load = Callable[[str], Any]
 class Words:
     """What is learnt, in words. `loss` is the task's own by default; `features` maps a record's raw features to those that the model sees.
 
-    model: linear, logistic, mlp:HIDDEN, cnn, or FILE.py:NAME, called with (features, outputs). prox: as `prox.by_name` has it, or
+    model: linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:NAME, called with (features, outputs). prox: as `prox.by_name` has it, or
     FILE.py:NAME:PARAMETERS. loss: FILE.py:NAME. features: FILE.py:NAME, a public function of one record's features (k,).
     """
 
@@ -60,7 +60,7 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
                 f"{words.model} returned {type(model).__name__}; it should take (features, outputs) and return a torch.nn.Module"
             )
     else:
-        model, loss = model_by_name(words.model, features, task, shape)
+        model, loss = model_by_name(words.model, features, task, shape, schema.numbers if schema and not mapped else None)
     loss = loss_by_name(words.loss, load) if words.loss else loss
     problem = Problem(
         model, loss, prox_by_name(words.prox, load), schema=schema.hash if schema else "", features=mapped.source if mapped else ""

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.additive import additive
 from silodp.core.problem.losses import Loss
 from silodp.core.problem.task import Task
 
 
-def model_by_name(text: str, features: int, task: int | Task, shape: tuple[int, ...] = ()) -> tuple[nn.Module, Loss]:
-    """ "linear" (for numbers), "logistic", "mlp:H" with H hidden units, or "cnn" for images of `shape`, with the loss that the task asks for.
+def model_by_name(
+    text: str, features: int, task: int | Task, shape: tuple[int, ...] = (), numbers: Sequence[int] | None = None
+) -> tuple[nn.Module, Loss]:
+    """ "linear" (for numbers), "logistic", "additive:K" with curves of K knots, "mlp:H" with H hidden units, or "cnn" for images of `shape`,
+    with the loss that the task asks for.
 
-    A number of classes stands for the plain task: 0 is regression.
+    A number of classes stands for the plain task: 0 is regression. `numbers` are the places of the features that are number columns,
+    within [-1, 1]; without a schema they are None, and all are.
     """
     task = Task.plain(task) if isinstance(task, int) else task
     name, _, argument = text.partition(":")
-    if name not in ("linear", "logistic", "mlp", "cnn"):
-        raise BadInput(f"model {text!r} is unknown; use linear, logistic, mlp:HIDDEN, such as mlp:16, or cnn for images")
+    if name not in ("linear", "logistic", "additive", "mlp", "cnn"):
+        raise BadInput(
+            f"model {text!r} is unknown; use linear, logistic, additive:KNOTS, such as additive:8, mlp:HIDDEN, such as mlp:16, or cnn for images"
+        )
     if (name == "linear") != (task.kind == "regression") and name in ("linear", "logistic"):
         raise BadInput(
-            f"model {name} does not fit the label; use linear or mlp for numbers, and logistic or mlp for classes and survival times"
+            f"model {name} does not fit the label; use linear, additive or mlp for numbers, and logistic, additive or mlp for classes and survival times"
         )
-    outputs, loss = task.head(one_logit=name == "logistic")
+    outputs, loss = task.head(one_logit=name in ("logistic", "additive"))
+    if name == "additive":
+        if shape:
+            raise BadInput("model additive is for columns; use cnn or mlp:HIDDEN for images")
+        return additive(text, features, outputs, numbers), loss
     if name == "cnn":
         return cnn(shape, outputs), loss
     if name != "mlp":

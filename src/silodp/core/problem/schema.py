@@ -170,6 +170,12 @@ class Schema:
         return self.images.features if self.images else tuple(name for column in self.columns for name in column.features)
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The places of the features that are number columns."""
+        names = {column.name for column in self.columns if column.type == "number"}
+        return tuple(i for i, name in enumerate(self.features) if name in names)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of an image, (channels, height, width); () for columns."""
         return self.images.shape if self.images else ()

@@ -50,7 +50,7 @@ COMMENTS = {
     "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
     "label": "Its column with the label.",
     "classes": "The public list of classes, in order; empty for a number.",
-    "model": "linear, logistic, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
+    "model": "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
     "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",

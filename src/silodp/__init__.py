@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from silodp.core.query import Query, Release
     from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
     from silodp.core.statistics import Grad, GradDiff, LocalSteps
+    from silodp.lab.estimator import Classifier, Regressor
+    from silodp.lab.frames import train
     from silodp.lab.simulation import simulate
     from silodp.server.algorithms import ALGORITHMS
     from silodp.server.federation import Federation
@@ -28,6 +30,7 @@ _HOME = {
     "ALGORITHMS": "server.algorithms",
     "BadInput": "core.errors",
     "Budget": "core.privacy.accounting",
+    "Classifier": "lab.estimator",
     "DisjointBatches": "core.sampling",
     "Federation": "server.federation",
     "FullBatch": "core.sampling",
@@ -40,10 +43,12 @@ _HOME = {
     "Query": "core.query",
     "Records": "silo.data.records",
     "Refused": "core.errors",
+    "Regressor": "lab.estimator",
     "Release": "core.query",
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
     "simulate": "lab.simulation",
+    "train": "lab.frames",
 }
 """Where each public name is defined; a test holds this to what type checkers are told above."""
 
@@ -51,6 +56,7 @@ __all__ = [
     "ALGORITHMS",
     "BadInput",
     "Budget",
+    "Classifier",
     "DisjointBatches",
     "Federation",
     "FullBatch",
@@ -63,10 +69,12 @@ __all__ = [
     "Query",
     "Records",
     "Refused",
+    "Regressor",
     "Release",
     "WithoutReplacement",
     "calibrate",
     "simulate",
+    "train",
 ]
 
 

@@ -65,7 +65,7 @@ class Source:
             return Loaded(*loaded, scale)
         records, classes, features, test = loaded
         ranges = _ranges(Path(scale), features)
-        return Loaded(_with_ranges(records, ranges), classes, features, test, "public", ranges)
+        return Loaded(with_ranges(records, ranges), classes, features, test, "public", ranges)
 
     def class_names(self, classes: int) -> list[str]:
         """The classes of files that are read without a schema, or of a built-in set; none for a number."""
@@ -139,7 +139,7 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
     return torch.tensor(pairs, dtype=torch.float64)
 
 
-def _with_ranges(records: Records, ranges: Tensor) -> Records:
+def with_ranges(records: Records, ranges: Tensor) -> Records:
     low, high = ranges[:, 0], ranges[:, 1]
     x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
     return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing)

@@ -49,7 +49,11 @@ def read_table(path: Path, schema: Schema) -> Table:
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
         return Table(x, y, (prints, y, exactly([x])))
-    cells = read_cells(path)
+    return table_of(path, read_cells(path), schema)
+
+
+def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> Table:
+    """The records in these columns; `path` is what sentences call them."""
     _check_columns(path, cells, schema)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
@@ -61,10 +65,14 @@ def read_table(path: Path, schema: Schema) -> Table:
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The columns of records whose label is not known, (n, columns) float64 as `coded` has them, and all cells; columns besides do no harm."""
     cells = read_cells(path)
+    return rows_of(path, cells, schema), cells
+
+
+def rows_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> np.ndarray:
     _check_columns(path, cells, schema, labelled=False)
     if not len(next(iter(cells.values()))):
         raise BadInput(f"{path} has columns but no rows; give one row for each record to predict.")
-    return np.column_stack([coded(path, column, cells[column.name]) for column in schema.columns]), cells
+    return np.column_stack([coded(path, column, cells[column.name]) for column in schema.columns])
 
 
 def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
@@ -101,7 +109,7 @@ def _hashed(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
-def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
+def _check_columns(path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
     wanted = [*(column.name for column in schema.columns), *(schema.label.columns if labelled else ())]
     lacks = [name for name in wanted if name not in cells]
     besides = [name for name in cells if name not in wanted and name not in schema.ignore]
@@ -115,7 +123,7 @@ def _check_columns(path: Path, cells: dict[str, np.ndarray], schema: Schema, *, 
         raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
 
 
-def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _features(path: Path | str, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
     codes = coded(path, column, cells)
     missing = np.isnan(codes)
@@ -128,7 +136,7 @@ def _features(path: Path, column: Column, cells: np.ndarray) -> tuple[np.ndarray
     return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
 
 
-def coded(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
+def coded(path: Path | str, column: Column, cells: np.ndarray) -> np.ndarray:
     """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1; NaN where one is missing that may be."""
     gone = column.missing is not None
     if column.type == "number":
@@ -144,7 +152,7 @@ def coded(path: Path, column: Column, cells: np.ndarray) -> np.ndarray:
     return np.where(missing, np.nan, numbers)
 
 
-def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
+def _label(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
     label, first = schema.label, schema.label.columns[0]
     if label.task in ("binary", "multiclass"):
         return _codes(path, first, cells[first], label.classes)
@@ -157,7 +165,7 @@ def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarr
     return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
 
 
-def _numbers(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> tuple[np.ndarray, np.ndarray]:
     """The numbers, and where there is none; refused unless each is finite, or missing where that may be."""
     if cells.dtype.kind in "iuf":
         numbers = cells.astype(np.float64)
@@ -177,7 +185,9 @@ def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
     return (2 * (np.clip(numbers, low, high) - low) / (high - low) - 1).clip(-1, 1)
 
 
-def _codes(path: Path, name: str, cells: np.ndarray, known: tuple[str, ...], *, gone: bool = False, other: bool = False) -> np.ndarray:
+def _codes(
+    path: Path | str, name: str, cells: np.ndarray, known: tuple[str, ...], *, gone: bool = False, other: bool = False
+) -> np.ndarray:
     """The number of each value's category, or GONE where a value may be missing; 1.0 is the category "1" unless "1.0" is one."""
     index = {text: k for k, text in enumerate(known)}
 
@@ -188,7 +198,7 @@ def _codes(path: Path, name: str, cells: np.ndarray, known: tuple[str, ...], *, 
     return _coded(path, name, cells, code, gone=gone, wanted=f"one of {listed(known)}")
 
 
-def _booleans(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> np.ndarray:
+def _booleans(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> np.ndarray:
     def code(text: str) -> int:
         text = text.lower()
         return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
@@ -196,7 +206,7 @@ def _booleans(path: Path, name: str, cells: np.ndarray, *, gone: bool) -> np.nda
     return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, 1 or 0")
 
 
-def _coded(path: Path, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:
+def _coded(path: Path | str, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:
     which, texts = _distinct(cells)
     codes = np.array([code(text) for text in texts], np.int64)[which]
     if not gone:
@@ -212,7 +222,7 @@ def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return code, [*(as_text(value).strip() for value in found), ""]
 
 
-def _refuse(path: Path, name: str, bad: np.ndarray, what: str) -> None:
+def _refuse(path: Path | str, name: str, bad: np.ndarray, what: str) -> None:
     """Raises BadInput if any row is bad."""
     if bad.any():
         more = f" (and in {int(bad.sum()) - 1} more rows)" if bad.sum() > 1 else ""

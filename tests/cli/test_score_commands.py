@@ -166,16 +166,24 @@ def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
     assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss", "accuracy", "auc"}
 
 
-def test_figures_are_named_by_the_schemas_task(tmp_path):
+@pytest.mark.parametrize(
+    ("label", "model", "figures"),
+    [
+        ('task = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]', "logistic", {"loss"}),
+        ('task = "count"\ncolumn = "t"\nmost = 3', "linear", {"squared error", "absolute error"}),
+        ('task = "ordinal"\ncolumn = "t"\nclasses = ["0", "1", "2", "3", "4"]', "additive:4", {"loss", "accuracy"}),
+    ],
+)
+def test_figures_are_named_by_the_schemas_task(tmp_path, label, model, figures):
     write_csv(tmp_path / "a.csv", 100, 0)
     columns = "".join(f'[columns.{name}]\ntype = "number"\nrange = [-9, 9]\n' for name in "ab")
-    label = '[label]\ntask = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]\n'
-    (tmp_path / "s.toml").write_text(columns + label)
+    ignore = "" if "event" in label else 'ignore = ["label"]\n'
+    (tmp_path / "s.toml").write_text(f"{ignore}{columns}[label]\n{label}\n")
     lines = (tmp_path / "a.csv").read_text().splitlines()
     (tmp_path / "a.csv").write_text("\n".join(f"{line},{k % 5 if k else 't'}" for k, line in enumerate(lines)) + "\n")
-    told = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2)
+    told = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--model", model, "--algorithm", "mb-sgd", "--rounds", 2)
     silodp("train", *told, "--held-out", 0.3, "--out", tmp_path / "run")
-    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss"}
+    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == figures
 
 
 def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):

@@ -78,8 +78,10 @@ missing = "refuse"                 # or true or false, to fill in
 LABEL = """
 [label]
 column = {column}
-task = "{fill}"                    # binary, multiclass, regression or survival
+task = "{fill}"                    # binary, multiclass, ordinal, regression, count or survival
 # binary, multiclass:  classes = ["no", "yes"], and perhaps weights = [0.25, 1], public; keep the largest at 1, or the clip undoes them
+# ordinal:             classes = ["none", "mild", "severe"], three or more, in order
+# count:               most = 20, the public largest count; larger ones are clipped to it
 # regression:          range = [0, 30], and perhaps huber = 3
 # survival:            instead of column: time = "months", event = "died", edges = [6, 12, 24, 60], the ends of the time bins
 """

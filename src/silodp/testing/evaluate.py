@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from silodp.core.problem.losses import predicted
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import gradient_mapping
 from silodp.engine.clipping import clipped_sum
@@ -34,7 +35,8 @@ def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     scores = problem.outputs(w, x)
-    wrong = (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
+    said = predicted(problem.loss, scores)
+    wrong = (said > 0) != (y > 0) if scores.shape[-1] == 1 else said != y
     return (wrong | ~torch.isfinite(scores).all(-1)).double().mean(-1)
 
 

@@ -90,12 +90,18 @@ def test_the_order_of_the_columns_is_part_of_the_hash_and_what_is_ignored_is_not
 
 
 REGRESSION = {"column": "ill", "task": "regression", "range": [0, 50], "huber": 5}
+COUNT = {"column": "ill", "task": "count", "most": 20}
+ORDINAL = {"column": "ill", "task": "ordinal", "classes": ["none", "mild", "severe"]}
 SURVIVAL = {"task": "survival", "time": "t", "event": "e", "edges": [6, 12, 24]}
 
 
 def test_tasks():
     assert Schema.of(changed("label", REGRESSION)).task == Task("regression", huber=0.2)  # in units of the scaled label, [-1, 1]
     assert Schema.of(changed("label", SURVIVAL)).task == Task("survival", bins=3)
+    count, ordinal = (Schema.of(changed("label", label)) for label in (COUNT, ORDINAL))
+    assert (count.task, ordinal.task) == (Task("count", most=20.0), Task("ordinal", 3))
+    assert count.hash != Schema.of(changed("label", COUNT | {"most": 21})).hash
+    assert all(Schema.parse(schema.text, "s").text == schema.text for schema in (ordinal,))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_tasks():
         ("columns.age missing", {"type": "boolean"}, "names 'age missing' twice"),
         ("ignore", "id", "ignore is 'id'; it must be a list"),
         ("ignore", ["age"], "names 'age' twice"),
-        ("label.task", "classes", "it must be one of binary, multiclass, regression, survival"),
+        ("label.task", "classes", "it must be one of binary, multiclass, ordinal, regression, count, survival"),
         ("label.column", None, "column is None; it must be the name of a column"),
         ("label.classes", ["yes"], "2 or more different texts"),
         ("label.classes", ["a", "b", "c"], "'binary' with 3 classes"),
@@ -133,6 +139,9 @@ def test_tasks():
         ("label.weights", [1, 0], "above 0"),
         ("label", REGRESSION | {"huber": -1}, "huber is -1"),
         ("label", REGRESSION | {"classes": ["a", "b"]}, "the field 'classes' is unknown"),
+        ("label", COUNT | {"most": 2.5}, "most is 2.5; it must be the public largest count"),
+        ("label", ORDINAL | {"classes": ["no", "yes"]}, "three or more, in order, or be 'binary'"),
+        ("label", ORDINAL | {"weights": [1, 2, 3]}, "the field 'weights' is unknown"),
         ("label", SURVIVAL | {"edges": [12, 6]}, "rising numbers above 0"),
         ("label", SURVIVAL | {"edges": [0, 6]}, "rising numbers above 0"),
         ("label", SURVIVAL | {"event": ""}, "event is ''"),

@@ -16,6 +16,7 @@ from torch import nn
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
+from silodp.core.problem import losses
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Envelope, decode_query, encode_query
@@ -38,7 +39,10 @@ PROBLEMS = {
     "two": Problem(nn.Linear(FEATURES, 2), cross_entropy),
     "four": Problem(nn.Linear(FEATURES, 4), cross_entropy),
     "number": Problem(nn.Linear(FEATURES, 1), squared_error),
+    "count": Problem(nn.Linear(FEATURES, 1), losses.Poisson(9.0)),
+    "steps": Problem(nn.Linear(FEATURES, 3), losses.Ordinal(4)),
 }
+NUMBERS = ("number", "count")
 
 
 def point(name, scale=1.0):
@@ -50,7 +54,7 @@ def some_records(name):
     random = torch.Generator().manual_seed(4)
     rows = [torch.randn(FEATURES, generator=random) * 5 for _ in range(6)]
     rows += [torch.full((FEATURES,), value) for value in (0.0, *BAD)] + [torch.tensor([math.nan, 1.0, 2.0])]
-    labels = [0.0, float(point(name)[0, -1]), 1e30, -3.0, math.nan, math.inf] if name == "number" else [0, 1, 3, -7, 2**62]
+    labels = [0.0, float(point(name)[0, -1]), 1e30, -3.0, math.nan, math.inf] if name in NUMBERS else [0, 1, 3, -7, 2**62]
     return [(x, torch.tensor(y)) for x in rows for y in labels]
 
 
@@ -126,13 +130,19 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
     problem, w, cap, bins = PROBLEMS[name], point(name), 1.5, 5 if name in ("logit", "two") else 0
     random = np.random.default_rng(3)
     x = random.normal(size=(N, FEATURES)).astype(np.float32)
-    y = random.normal(size=N).astype(np.float32) if name == "number" else random.integers(0, 4 if name == "four" else 2, N)
+    y = random.normal(size=N).astype(np.float32) if name in NUMBERS else random.integers(0, 4 if name in ("four", "steps") else 2, N)
     wanted = np.zeros(2 + 2 * bins)
     for xi, yi in zip(x, y, strict=True):
         output = problem.outputs(w.double(), torch.tensor(xi[None], dtype=torch.float64))[0, 0].detach().numpy()
-        if name == "number":
-            error = min(abs(output[0] - yi), cap) / cap
+        if name in NUMBERS:
+            error = min(abs((output[0] if name == "number" else min(math.exp(output[0]), 9.0)) - yi), cap) / cap
             wanted[:2] += error**2, error
+            continue
+        if name == "steps":
+            above = 1 / (1 + np.exp(-output))
+            loss = -sum(np.log(p if yi > k else 1 - p) for k, p in enumerate(above))
+            chances = -np.diff([1.0, *np.minimum.accumulate(above), 0.0])
+            wanted[:2] += min(loss, cap) / cap, chances.argmax() == yi
             continue
         logits = np.array([0.0, output[0]]) if name == "logit" else output
         chances = np.exp(logits) / np.exp(logits).sum()

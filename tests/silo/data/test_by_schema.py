@@ -228,6 +228,18 @@ def test_survival_times_become_the_bin_and_whether_the_event_was_seen(tmp_path):
             read_silo(write(tmp_path / "b.csv", path.read_text().replace(old, new)), schema)
 
 
+def test_counts_are_whole_and_clipped_to_the_public_most_and_ordered_classes_keep_their_order(tmp_path):
+    path = write(tmp_path / "a.csv", "age,ill\n50,0\n50,3\n50,99\n")
+    y = read_silo(path, with_label(column="ill", task="count", most=20))[1]
+    assert (y.tolist(), y.dtype) == ([0.0, 3.0, 20.0], np.float32)
+    for bad in ("-1", "1.5"):
+        with pytest.raises(BadInput, match=r"'ill', row 2 .*below 0 or not whole"):
+            read_silo(write(tmp_path / "b.csv", f"age,ill\n50,0\n50,{bad}\n"), with_label(column="ill", task="count", most=20))
+    path = write(tmp_path / "c.csv", "age,ill\n50,severe\n50,none\n50,mild\n")
+    ordered = with_label(column="ill", task="ordinal", classes=["none", "mild", "severe"])
+    assert read_silo(path, ordered)[1].tolist() == [2, 0, 1]
+
+
 # --- images -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -77,8 +77,8 @@ def bends(knots: int) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, np.round(np.hstack([line, shapes]), 5).tolist()))
 
 
-def additive(text: str, features: int, outputs: int, numbers: Sequence[int] | None) -> nn.Module:
-    """The model that "additive:K" or "additive:K:REACH" names. Without `numbers` all features are, and are taken to be standardised: reach 3."""
+def additive(text: str, features: int, numbers: Sequence[int] | None) -> Shapes:
+    """The basis that "additive:K" or "additive:K:REACH" names. Without `numbers` all features are, and are taken to be standardised: reach 3."""
     _, *words = text.split(":")
     try:
         knots, reach = int(words[0]), float(words[1]) if len(words) == 2 else 3.0 if numbers is None else 1.0
@@ -89,5 +89,4 @@ def additive(text: str, features: int, outputs: int, numbers: Sequence[int] | No
             f"model {text!r} needs a number of knots from 3 to {MOST}, such as additive:8; and, where features are not within [-1, 1], how far"
             " they reach: additive:8:3"
         )
-    shapes = Shapes(features, range(features) if numbers is None else numbers, knots, reach)
-    return nn.Sequential(shapes, nn.Linear(shapes.width, outputs))
+    return Shapes(features, range(features) if numbers is None else numbers, knots, reach)

@@ -140,7 +140,7 @@ def _named(text: str, thing: Any) -> Any:
 def _try(words: Words, problem: Problem, features: int, task: Task) -> None:
     """One step of everything on zeros: what cannot be run is said before anybody waits for it."""
     w = problem.initial([0])
-    y = torch.zeros(2, dtype=w.dtype if task.kind == "regression" else torch.long)
+    y = torch.zeros(2, dtype=w.dtype if task.kind in ("regression", "count") else torch.long)
     named = ", ".join(words.files)
     try:
         with torch.no_grad():

@@ -10,6 +10,7 @@ silo's own risk sets are not the federation's. `Hazard`, the discrete-time likel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -132,7 +133,67 @@ class Hazard:
         return bins < last, (bins == last) & event, (code >= 0) & (code <= 2 * self.bins)
 
 
-WITH_PARAMETERS = (Weighted, Huber, Hazard)
+@dataclass(frozen=True)
+class Poisson:
+    """Counts: exp(z) - y z, the Poisson likelihood of the log-rate z (..., 1), for counts y in 0..most.
+
+    Above the public `most` the rate goes on as a straight line of that slope, so that no gradient by z is larger than `most`. Convex.
+    """
+
+    most: float
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        z = output.squeeze(-1)
+        inside = z.clamp(max=math.log(self.most))
+        return inside.exp() + self.most * (z - inside) - target * z
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        return output.exp().clamp_(max=self.most) - target[:, None, None].to(output.dtype)
+
+    def predicted(self, output: Tensor) -> Tensor:
+        return output[..., 0].exp().clamp(max=self.most)
+
+
+@dataclass(frozen=True)
+class Ordinal:
+    """Classes in order: for each threshold k the log-loss of "above class k", summed; output k of (..., classes - 1) is its logit.
+
+    With one score for all thresholds (`models` has such a head) these are the logits of proportional odds. The sum of their log-losses in place
+    of the joint likelihood (CORAL, Cao et al. 2020) is convex, has a slope of at most 1 for each threshold, and finds thresholds in order without
+    a constraint. Another target gives NaN, and a zero gradient.
+    """
+
+    classes: int
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        above, known = self._above(target, output)
+        return torch.where(known[..., 0], (softplus(output) - torch.where(above, output, 0)).sum(-1), torch.nan)
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        above, known = (part.movedim(-1, 2) for part in self._above(target[:, None], output))
+        return output.sigmoid().sub_(above.to(output.dtype)).mul_(known)
+
+    def chances(self, output: Tensor) -> Tensor:
+        """(..., classes); where noise has crossed thresholds, the later is taken for the earlier."""
+        above = output.sigmoid().cummin(-1).values
+        return torch.cat([torch.ones_like(above[..., :1]), above], -1) - torch.cat([above, torch.zeros_like(above[..., :1])], -1)
+
+    def predicted(self, output: Tensor) -> Tensor:
+        return self.chances(output).argmax(-1)
+
+    def _above(self, target: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        place = target.long()[..., None]
+        return place > torch.arange(self.classes - 1, device=like.device), (place >= 0) & (place < self.classes)
+
+
+WITH_PARAMETERS = (Weighted, Huber, Hazard, Poisson, Ordinal)
+
+
+def predicted(loss: Loss, output: Tensor) -> Tensor:
+    """The class, or of a count its rate, that outputs (..., k) stand for, (...): one output is a logit, several are scores of classes."""
+    if isinstance(loss, Poisson | Ordinal):
+        return loss.predicted(output)
+    return (output[..., 0] > 0).long() if output.shape[-1] == 1 else output.argmax(-1)
 
 
 def slope_of(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:

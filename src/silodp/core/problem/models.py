@@ -27,22 +27,33 @@ def model_by_name(
         raise BadInput(
             f"model {text!r} is unknown; use linear, logistic, additive:KNOTS, such as additive:8, mlp:HIDDEN, such as mlp:16, or cnn for images"
         )
-    if (name == "linear") != (task.kind == "regression") and name in ("linear", "logistic"):
+    fits = {"linear": ("regression", "count"), "logistic": ("binary", "multiclass", "ordinal", "survival")}
+    if task.kind not in fits.get(name, (task.kind,)):
         raise BadInput(
-            f"model {name} does not fit the label; use linear, additive or mlp for numbers, and logistic, additive or mlp for classes and survival times"
+            f"model {name} does not fit the label; use linear, additive or mlp for numbers and counts, and logistic, additive or mlp for classes and survival times"
         )
     outputs, loss = task.head(one_logit=name in ("logistic", "additive"))
     if name == "additive":
         if shape:
             raise BadInput("model additive is for columns; use cnn or mlp:HIDDEN for images")
-        return additive(text, features, outputs, numbers), loss
+        shapes = additive(text, features, numbers)
+        return nn.Sequential(shapes, *_last(shapes.width, outputs, task)), loss
     if name == "cnn":
         return cnn(shape, outputs), loss
     if name != "mlp":
-        return nn.Sequential(nn.Linear(features, outputs)), loss
+        return nn.Sequential(*_last(features, outputs, task)), loss
     if not argument.isdigit() or int(argument) < 1:
         raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
-    return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), nn.Linear(int(argument), outputs)), loss
+    return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), *_last(int(argument), outputs, task)), loss
+
+
+def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
+    """A linear layer; of ordered classes one score, and a threshold for each step, so that all steps have the same odds ratios."""
+    if task.kind != "ordinal":
+        return (nn.Linear(features, outputs),)
+    thresholds = nn.Linear(1, outputs)
+    nn.init.ones_(thresholds.weight).requires_grad_(False)
+    return nn.Linear(features, 1, bias=False), thresholds
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:

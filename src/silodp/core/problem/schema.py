@@ -22,7 +22,8 @@ number and their order are a function of the schema alone; `text` is its one spe
 
     [label]
     column = "readmitted"
-    task = "binary"                               # or multiclass; regression with range; survival with time, event and edges
+    task = "binary"                               # or multiclass; ordinal: classes in order; regression with range; count with most;
+                                                  # survival with time, event and edges
     classes = ["no", "yes"]
     weights = [0.25, 1]                           # optional, public; with the largest at 1, since what the clip cuts off is not weighed
 
@@ -110,6 +111,8 @@ class Label:
         if self.task == "survival":
             return {"task": self.task, "time": self.columns[0], "event": self.columns[1], "edges": list(self.edges)}
         where = {"column": self.columns[0]} if self.columns else {}
+        if self.task == "count":
+            return {"task": self.task} | where | {"most": self.range[1]}
         if self.task == "regression":
             return {"task": self.task} | where | {"range": list(self.range)} | ({"huber": self.huber} if self.huber else {})
         return {"task": self.task} | where | {"classes": list(self.classes)} | ({"weights": list(self.weights)} if self.weights else {})
@@ -183,7 +186,8 @@ class Schema:
     @property
     def task(self) -> Task:
         label, (low, high) = self.label, self.label.range
-        return Task(label.task, len(label.classes), label.weights, huber=2 * label.huber / (high - low), bins=len(label.edges))
+        most, huber = high if label.task == "count" else 0.0, 2 * label.huber / (high - low)
+        return Task(label.task, len(label.classes), label.weights, huber=huber, bins=len(label.edges), most=most)
 
     @cached_property
     def text(self) -> str:
@@ -255,9 +259,12 @@ def _label(source: str, table: Any, images: bool) -> Label:
     if task not in KINDS or (images and task not in ("binary", "multiclass")):
         kinds = KINDS[:2] if images else KINDS
         raise BadInput(f"{source}: task is {task!r}; it must be one of {', '.join(kinds)}")
-    fields = {"survival": ("time", "event", "edges"), "regression": ("column", "range", "huber")}.get(
-        task, ("column", "classes", "weights")
-    )
+    fields = {
+        "survival": ("time", "event", "edges"),
+        "regression": ("column", "range", "huber"),
+        "count": ("column", "most"),
+        "ordinal": ("column", "classes"),
+    }.get(task, ("column", "classes", "weights"))
     _known(source, table, ("task", *(field for field in fields if not (images and field == "column"))))
     columns = () if images else tuple(_text(source, name, table.get(name)) for name in fields if name in ("time", "event", "column"))
     if task == "survival":
@@ -272,6 +279,11 @@ def _label(source: str, table: Any, images: bool) -> Label:
                 f"{source}: edges is {edges!r}; it must be the ends of the time bins, rising numbers above 0, such as [6, 12, 24]"
             )
         return Label(task, columns, edges=tuple(map(float, edges)))
+    if task == "count":
+        most = table.get("most")
+        if type(most) is not int or not 1 <= most <= 10**6:
+            raise BadInput(f"{source}: most is {most!r}; it must be the public largest count, an integer from 1 to 1,000,000")
+        return Label(task, columns, range=(0.0, float(most)))
     if task == "regression":
         huber = table.get("huber", 0)
         if not _is_number(huber) or huber < 0:
@@ -282,6 +294,8 @@ def _label(source: str, table: Any, images: bool) -> Label:
     classes = _texts(source, "classes", table.get("classes"), least=2)
     if task == "binary" and len(classes) != 2:
         raise BadInput(f"{source}: task is 'binary' with {len(classes)} classes; it must have two, or be 'multiclass'")
+    if task == "ordinal" and len(classes) < 3:
+        raise BadInput(f"{source}: task is 'ordinal' with two classes; it must have three or more, in order, or be 'binary'")
     weights = table.get("weights", [])
     if not isinstance(weights, list) or (weights and len(weights) != len(classes)) or not all(_is_number(w) and w > 0 for w in weights):
         raise BadInput(f"{source}: weights is {weights!r}; it must be a public number above 0 for each of the {len(classes)} classes")

@@ -10,18 +10,22 @@ if TYPE_CHECKING:
 
     from silodp.core.problem.losses import Loss
 
-KINDS = ("binary", "multiclass", "regression", "survival")
+KINDS = ("binary", "multiclass", "ordinal", "regression", "count", "survival")
 
 
 @dataclass(frozen=True)
 class Task:
-    """binary and multiclass have `classes`, and weights for them or none; regression has `huber`, or 0 for squares; survival has `bins`."""
+    """binary and multiclass have `classes`, and weights for them or none; ordinal has at least three, in order.
+
+    regression has `huber`, or 0 for squares; count has `most`, the largest that there is; survival has `bins`.
+    """
 
     kind: str
     classes: int = 0
     weights: tuple[float, ...] = ()
     huber: float = 0.0
     bins: int = 0
+    most: float = 0.0
 
     @classmethod
     def plain(cls, classes: int) -> Task:
@@ -33,6 +37,8 @@ class Task:
         from silodp.core.problem.losses import (  # torch takes seconds to load
             Hazard,
             Huber,
+            Ordinal,
+            Poisson,
             Weighted,
             cross_entropy,
             logistic,
@@ -43,11 +49,15 @@ class Task:
             return self.bins, Hazard(self.bins)
         if self.kind == "regression":
             return 1, Huber(self.huber) if self.huber else squared_error
+        if self.kind == "count":
+            return 1, Poisson(self.most)
+        if self.kind == "ordinal":
+            return self.classes - 1, Ordinal(self.classes)
         outputs, loss = (1, logistic) if one_logit and self.classes == 2 else (self.classes, cross_entropy)
         return outputs, Weighted(loss, self.weights) if self.weights else loss
 
     def read(self, output: Tensor) -> Tensor:
-        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin, or a number as the loss compares it.
+        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin, a count's rate, or a number as the loss compares it.
 
         Weights of the classes are public, and taken back out: what was learnt are weighted odds, and what is said are the odds themselves.
         """
@@ -55,6 +65,12 @@ class Task:
 
         if self.kind == "survival":
             return 1 - torch.cumprod(1 - output.sigmoid(), 1)
+        if self.kind == "count":
+            return output.exp().clamp(max=self.most)
+        if self.kind == "ordinal":
+            from silodp.core.problem.losses import Ordinal
+
+            return Ordinal(self.classes).chances(output)
         if not self.classes:
             return output
         if output.shape[1] == 1:

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, POINT, REAL
+from silodp.core.problem.losses import Poisson, predicted
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics.cells import Cells, one_hot
 from silodp.core.statistics.statistic import Rows
@@ -24,7 +25,7 @@ MAX_BINS = 2**9
 class Score(Cells):
     """How w does on the held-out records. Of a class: loss / cap, right or not, and for two classes the cell (label, bin of the score).
 
-    Of a number: (error / cap)^2 and |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst.
+    Of a number or a count: (error / cap)^2 and |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst.
     """
 
     w: Tensor
@@ -74,12 +75,13 @@ class Score(Cells):
             output, loss = (part.double() for part in vmap(one)(x, y))
             finite = torch.isfinite(output).all(1)
             if y.is_floating_point():
-                error = ((output[:, 0] - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
+                rate = predicted(problem.loss, output) if isinstance(problem.loss, Poisson) else output[:, 0]
+                error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
                 numbers = [error.square(), error]
                 cells = torch.zeros(len(y), 2 * bins, dtype=torch.float64, device=x.device)
             else:
-                alone = output.shape[1] == 1
-                right = ((output[:, 0] > 0) == (y > 0) if alone else output.argmax(1) == y) & finite
+                alone, said = output.shape[1] == 1, predicted(problem.loss, output)
+                right = ((said > 0) == (y > 0) if alone else said == y) & finite
                 numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
                 cells = _auc_cells(output[:, 0] if alone else output[:, 1] - output[:, 0], y, bins)
                 cells *= (output.shape[1] <= 2) & finite[:, None]

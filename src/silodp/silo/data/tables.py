@@ -39,7 +39,7 @@ class Table:
     """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by."""
 
     x: np.ndarray  # (n, features) float32, within [-1, 1]
-    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32 scaled to [-1, 1]
+    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or numbers scaled to [-1, 1]
     raw: tuple[np.ndarray, np.ndarray, bytes]
     missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
 
@@ -154,11 +154,14 @@ def coded(path: Path | str, column: Column, cells: np.ndarray) -> np.ndarray:
 
 def _label(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
     label, first = schema.label, schema.label.columns[0]
-    if label.task in ("binary", "multiclass"):
+    if label.task in ("binary", "multiclass", "ordinal"):
         return _codes(path, first, cells[first], label.classes)
     numbers, _ = _numbers(path, first, cells[first], gone=False)
     if label.task == "regression":
         return _scaled(numbers, label.range).astype(np.float32)
+    if label.task == "count":
+        _refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), "the count is below 0 or not whole")
+        return numbers.clip(*label.range).astype(np.float32)
     _refuse(path, first, numbers < 0, "the time is below 0")
     last = np.searchsorted(label.edges, numbers, side="left")  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
     event = _booleans(path, label.columns[1], cells[label.columns[1]], gone=False)

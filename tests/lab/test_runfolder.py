@@ -16,10 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from silodp.core.errors import BadInput
+from silodp.host import extension
 from silodp.lab import pinned, training
 from silodp.lab.runfolder import state_of
 from silodp.lab.source import Source
 from silodp.lab.training import read_back, train
+from silodp.server.algorithms import find
 from silodp.server.order import Order
 
 TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
@@ -247,6 +249,14 @@ def net(features, outputs):
     return Net(features, outputs)
 """
 
+WRAPS = """import functools
+from silodp.server.algorithms.mb_sgd import mb_sgd
+@functools.wraps(mb_sgd)
+def own(*given, **named):
+    for w in mb_sgd(*given, **named):
+        yield w * {}
+"""
+
 
 class Killed(BaseException):
     """Ends a run as a kill would, between two questions."""
@@ -324,6 +334,24 @@ def test_a_model_that_brings_in_what_may_have_changed_is_not_resumed(order, tmp_
     asked = order(model=f"{file}:net")
     cut(asked)
     not_resumed(asked, "is not resumed")
+
+
+def test_an_edited_algorithm_that_says_it_is_a_shipped_one_is_not_resumed(order, tmp_path):
+    """functools.wraps copies the module's name, by which a file was once told."""
+    file = tmp_path / "own.py"
+    file.write_text(WRAPS.format(1))
+    cut(asked := order(algorithm=f"{file}:own"))
+    file.write_text(WRAPS.format(2))
+    extension._module.cache_clear()  # as in another process
+    find.cache_clear()
+    not_resumed(asked, "another algorithm_sha256")
+
+
+@pytest.mark.parametrize("broken", ["", "{}", '{"seed": 1', '{"seed": null, "records": ""}', "[]"])
+def test_a_broken_seed_is_refused_in_a_sentence(order, broken):
+    cut(asked := order())
+    (asked.folder / "seed").write_text(broken)
+    not_resumed(asked, "the seed .* cannot be read .*; restore it")
 
 
 def test_a_model_that_starts_elsewhere_each_time_is_not_resumed(order, tmp_path):

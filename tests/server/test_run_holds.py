@@ -56,7 +56,7 @@ def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
     made._journal.close()
     made._tally.record.close()
     about = {"cards": gates.cards, "timeouts": QUICK, "quorum": 1} | more
-    return Holds(carrier=carrier or gates.direct(), plan=made._plan, run=run, key=key, **about)
+    return Holds(carrier=carrier or gates.direct(), plan=made.made.plan, run=run, key=key, **about)
 
 
 def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_path):
@@ -234,7 +234,7 @@ def test_the_events_of_a_plan_are_what_the_run_is_charged(gates, tmp_path):
         replace(ORDER, algorithm="mb-sgd", sampling="disjoint", rounds=3),
     ):
         run = conduct(gates, tmp_path / order.algorithm, replace(order, epsilon=("0.3",)))
-        planned = run_events(run._plan, 1)
+        planned = run_events(run.made.plan, 1)
         list(run)
         charged = [json.loads(e.event) for e in gates[1].ledger().entries() if e.act == "charge" and e.run == run.run]
         assert sum(event.count for _, event in planned) == sum(event["count"] for event in charged)

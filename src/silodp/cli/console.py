@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
@@ -61,7 +61,7 @@ def show(*tables: Table) -> None:
 
 @contextmanager
 def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on standard output while the block runs; call what it gives with (done, total) and, if there is more to say, `said`."""
+    """A bar on standard output, from the first call on; call what it gives with (done, total) and, if there is more to say, `said`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,9 +69,16 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
         TimeRemainingColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns, disable=quiet, console=out) as bar:
+    with ExitStack() as shown:
+        bar = Progress(*columns, disable=quiet, console=out)
         task = bar.add_task(words, total=None, said="")
-        yield lambda done, total=None, said="": bar.update(task, completed=done, total=total, said=said)
+
+        def tick(done: int, total: int | None = None, said: str = "") -> None:
+            if not bar.live.is_started and not quiet:  # what is refused before has no bar
+                shown.enter_context(bar)
+            bar.update(task, completed=done if total is None else min(done, total), total=total, said=said)
+
+        yield tick
 
 
 # --- commands that load when they run ----------------------------------------------------------------------------------------------------

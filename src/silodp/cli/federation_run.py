@@ -12,7 +12,8 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.federation import Folder, federation, out
+from silodp.cli.console import out, progress
+from silodp.cli.federation import Folder, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
@@ -181,13 +182,9 @@ def _against_shuffler(silo: Mapping[str, Any]) -> str:
 
 
 def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    said = TextColumn("{task.fields[said]}")
-    with Progress(TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), said, disable=quiet, console=out) as bar:
-        task = bar.add_task("rounds", total=conduct.total, said="")
+    with progress("round", quiet=quiet) as tick:
         for told in conduct:
             left = min(told.left.values())
             words = f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the run's budget left"
             words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (" (replayed)" if told.replayed else "")
-            bar.update(task, completed=min(told.iterate, conduct.total), said=words)
+            tick(told.iterate, conduct.total, words)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from silodp.cli.console import progress
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, takes_order, typed
 from silodp.cli.project import Project
@@ -73,8 +74,8 @@ def train(
         order, source = to_resume(folder, order, source, given)
     if not as_json and not resume and not out_dir and folder != first:
         out.print(f"{first} holds a run already; this one goes to {folder}.")
-    with interruptible(lambda: _train_kept(folder)):
-        summary = run(order, source, folder, quiet=as_json, resume=resume)
+    with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
+        summary = run(order, source, folder, resume=resume, tick=tick)
     if as_json:
         print(json.dumps(summary))
         return

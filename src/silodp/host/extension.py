@@ -29,6 +29,11 @@ def named(module: ModuleType, text: str) -> Any:
     return getattr(module, name)
 
 
+def ran(text: str) -> str:
+    """SHA-256 of FILE.py as this process has run it, whatever its functions say of where they come from."""
+    return _module(str(Path(parse(text)[0]).resolve())).__name__.removeprefix(MODULE)
+
+
 def file_hash(text: str) -> str:
     """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships."""
     path = Path(parse(text)[0])

@@ -42,10 +42,14 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
 def kept_seed(path: Path, given: int | None, records: Records) -> int:
     """The seed in the file, or a new one that it then holds, for these very records."""
     if path.exists():
-        kept = json.loads(path.read_text())
-        if not hmac.compare_digest(kept["records"], _mark(str(kept["seed"]), records)):
+        try:
+            kept = json.loads(path.read_text())
+            seed, mark = int(kept["seed"]), str(kept["records"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"the seed {path} cannot be read ({type(error).__name__}); restore it, or choose another --out") from None
+        if not hmac.compare_digest(mark.encode(), _mark(str(seed), records).encode()):
             raise BadInput(f"the records are not those with which {path.parent} was begun; restore them, or choose another --out")
-        return kept["seed"]
+        return seed
     seed = secrets.randbits(128) if given is None else given
     atomic.write(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed

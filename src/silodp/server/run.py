@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ from silodp.core.problem.reading import plain_text
 from silodp.core.protocol.quote import HoldReply
 from silodp.host.model import facts
 from silodp.server.algorithms import find
-from silodp.server.federation import Federation, StopRun
-from silodp.server.folder import open_run, silo_rows, write_json, write_model
+from silodp.server.federation import Federation
+from silodp.server.folder import open_run, silo_rows
 from silodp.server.journal import Journal
+from silodp.server.loop import Run
 from silodp.server.order import Order, by_silo
-from silodp.server.output import output
 from silodp.server.plan import Plan
-from silodp.server.prepare import AGAINST, Prepared, asked_at_least, prepare
+from silodp.server.prepare import Prepared, asked_at_least, prepare
 from silodp.server.progress import Progress as Record
 from silodp.server.quote import Holds
 from silodp.server.remote import Card, Carrier, Remote, Timeouts
@@ -121,8 +121,10 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
             raise BadInput(f"silo {card.name} keeps its ledger by the rule {card.rule}; a run {planned}, at every silo")
 
 
-class Conduct:
-    """One run, new or continued: iterate over it for progress, then `summary` says how it ended."""
+class Conduct(Run):
+    """One run over a network, new or continued."""
+
+    result = "summary.json"
 
     def __init__(
         self,
@@ -150,10 +152,9 @@ class Conduct:
             raise BadInput(
                 f"the trust is {order.trust}, and a shuffler's card is {'' if shuffler else 'not '}given; the two belong together"
             )
-        self._cards, self._problem, self._order, self._folder = tuple(cards), problem, order, folder
-        self._made = plan_order(order, cards)
-        self._plan, self._there = self._made.plan, folder.exists()
-        silos = silo_rows([card.name for card in cards], [card.records for card in cards], self._made.budgets)
+        super().__init__(plan_order(order, cards), problem, folder, order.coins)
+        self._cards, self._there, self._since = tuple(cards), folder.exists(), 0
+        silos = silo_rows([card.name for card in cards], [card.records for card in cards], self.made.budgets)
         asker = key.public_key().public_bytes_raw().hex()
         about = {
             "kind": "federation",
@@ -168,64 +169,51 @@ class Conduct:
             undo.callback(self._journal.close)
             if self._journal.new:  # refused, a new run leaves no folder
                 undo.callback(_discard, folder, self._there)
-            self._tally = Tally(cards, self._plan, Record(folder, keep=True))
+            self._tally = Tally(cards, self.made.plan, Record(folder, keep=True))
             undo.callback(self._tally.record.close)
             if shuffler:
                 quorum = quorum_of(order, len(cards))
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts(), "quorum": quorum}
-            self._holds = holds(cards, carrier, self._plan, **asking, report=held)
+            self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
             more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
             self._remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more) if shuffler else Remote(cards, carrier, **more)
             undo.pop_all()
-        self.total = self._made.order.rounds
-        self.summary: dict[str, Any] = {}
-
-    def __iter__(self) -> Iterator[Progress]:
-        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
-        start, kept = self._problem.initial([self._order.coins]), list[Tensor]()
-        iterates = self._made.run(self._federation(), self._problem, start, **self._plan.mechanisms)
-        count, ended, since = 0, "finished", 0
-        try:
-            for w in iterates:
-                if not bool(torch.isfinite(w).all()):
-                    raise StopRun("the iterates have diverged; use a smaller step")
-                kept = [w] if self._made.order.output == "last" else [*kept, w]
-                count, since = count + 1, self._remote.asked
-                yield self._tally.progress(count)
-        except StopRun as stop:
-            ended = str(stop)
-            if self._remote.pending:
-                self._tally.charge(*self._remote.pending)
-            self._journal.stop(since)
-        except BadInput:
-            if self._journal.new and not self._remote.asked and not self._remote.pending:  # no question has gone out
-                _discard(self._folder, self._there)
-            raise
-        finally:
-            self._holds.release()
-            self._journal.close()
-            self._tally.record.close()
-        if not kept:
-            spent = ", ".join(f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items())
-            raise BadInput(f"the run ended before its first iterate: {ended}; spent at most: {spent}; it can be resumed")
-        self.summary = self._write(output(kept, self._made.order.output, seed=self._order.coins), count, ended)
 
     def _federation(self) -> Federation:
-        kind = ShuffledFederation if self._order.trust == "shuffle" else Federation
-        weights = self._made.weights([card.records for card in self._cards], [card.held_out for card in self._cards])
-        return kind(self._remote, self._made.participation(), weights)
+        kind = ShuffledFederation if self.made.order.trust == "shuffle" else Federation
+        weights = self.made.weights([card.records for card in self._cards], [card.held_out for card in self._cards])
+        return kind(self._remote, self.made.participation(), weights)
 
-    def _write(self, w: Tensor, count: int, ended: str) -> dict[str, Any]:
+    def _told(self) -> Progress:
+        self._since = self._remote.asked
+        return self._tally.progress(self.iterates)
+
+    def _stopped(self) -> None:
+        if self._remote.pending:
+            self._tally.charge(*self._remote.pending)
+        self._journal.stop(self._since)
+
+    def _refused(self) -> None:
+        if self._journal.new and not self._remote.asked and not self._remote.pending:  # no question has gone out
+            _discard(self.folder, self._there)
+
+    def _close(self) -> None:
+        self._holds.release()
+        self._journal.close()
+        self._tally.record.close()
+
+    def _without_model(self) -> str:
+        spent = ", ".join(f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items())
+        return f"; spent at most: {spent}; it can be resumed"
+
+    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         card = self._cards[0]
-        about = {"algorithm": self._order.algorithm} | facts(model=self._order.model or card.model, prox=card.prox, loss=self._order.loss)
-        about |= {"schema": card.schema} if card.schema else {"plain": plain_text(card.features, card.classes, "label")}
-        summary = {
-            "run": self.run, "ended": ended, "algorithm": self._order.algorithm, "iterates": count, "questions": self._tally.questions,
-            "parameters": self._problem.dim, "trust": self._order.trust, "said": AGAINST[self._order.trust],
-            "silos": self._tally.silos(self._remote.retired), "model": str(write_model(self._folder, self._problem, w, about)),
-        }  # fmt: skip
-        write_json(self._folder / "summary.json", summary)
-        return summary
+        words = facts(model=self.made.order.model or card.model, prox=card.prox, loss=self.made.order.loss)
+        return words | ({"schema": card.schema} if card.schema else {"plain": plain_text(card.features, card.classes, "label")}), {}
+
+    def _found(self, w: Tensor) -> dict[str, Any]:
+        silos = self._tally.silos(self._remote.retired)
+        return {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
 
 
 def _discard(folder: Path, kept: bool) -> None:

@@ -1,0 +1,96 @@
+"""The one run loop: in simulation, over a network and among peers a run is iterated, ended and written by the same lines.
+
+Whom it asks, and what it keeps beside the model (a transcript, a journal), is for a subclass to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.problem import Problem
+from silodp.server.federation import Federation, StopRun
+from silodp.server.folder import write_json, write_model
+from silodp.server.output import output
+from silodp.server.prepare import AGAINST, Prepared
+
+
+class Run:
+    """One run of a prepared order: iterate over it for progress, then `summary` says how it ended."""
+
+    result: str
+    """The name of the file that the summary goes to: with it a run counts as finished."""
+
+    def __init__(self, made: Prepared, problem: Problem, folder: Path, coin: int) -> None:
+        """The public `coin` says where the run starts, and which iterate it hands over where that is drawn."""
+        self.made, self.problem, self.folder, self._coin = made, problem, folder, coin
+        self.total, self.iterates, self.ended = made.order.rounds, 0, "finished"
+        self.summary: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
+        start, kept = self.problem.initial([self._coin]), list[Tensor]()
+        try:
+            for w in self.made.run(self._federation(), self.problem, start, **self.made.mechanisms):
+                if not bool(torch.isfinite(w).all()):
+                    raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
+                kept = [w] if self.made.order.output == "last" else [*kept, w]
+                self.iterates += 1
+                yield self._told()
+        except StopRun as stop:
+            self.ended = str(stop)
+            self._stopped()
+        except BadInput:
+            self._refused()
+            raise
+        finally:
+            self._close()
+        if not kept:
+            raise BadInput(f"the run ended before its first iterate: {self.ended}{self._without_model()}")
+        self._write(output(kept, self.made.order.output, seed=self._coin))
+
+    def _write(self, w: Tensor) -> None:
+        order = self.made.order
+        about, tensors = self._about()
+        path = write_model(self.folder, self.problem, w, {"algorithm": order.algorithm} | about, tensors)
+        self.summary = {
+            "algorithm": order.algorithm, "parameters": self.problem.dim, "trust": order.trust, "said": AGAINST[order.trust],
+            "model": str(path),
+        } | self._found(w)  # fmt: skip
+        write_json(self.folder / self.result, self.summary)
+
+    # --- for a subclass to say ------------------------------------------------------------------------------------------------------
+
+    def _federation(self) -> Federation:
+        """Whom the algorithm asks."""
+        raise NotImplementedError
+
+    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """In what words the model was made, and what its file holds beside its parameters."""
+        raise NotImplementedError
+
+    def _found(self, w: Tensor) -> dict[str, Any]:
+        """What else the summary says of a run that hands over w; every other file of the run is written here."""
+        raise NotImplementedError
+
+    def _told(self) -> Any:
+        """What is known after each iterate."""
+        return self.iterates
+
+    def _stopped(self) -> None:
+        """The run has ended early."""
+
+    def _refused(self) -> None:
+        """The run is refused."""
+
+    def _close(self) -> None:
+        """Whatever has happened, nothing more is asked."""
+
+    def _without_model(self) -> str:
+        """What a run that has no iterate leaves."""
+        return ""

@@ -253,6 +253,9 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
         out.print(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
     for silo in silos:
         out.print(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
+    if any(silo["checked"] for silo in silos):
+        said = [f"{silo['name']} {silo['checked'] or 'nobody yet'}" for silo in silos]
+        out.print(f"`silodp silo check` was run, as each officer says: {'; '.join(said)}.")
     said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
     out.print(f"Connected through {state['engine']}: {said or 'nobody'}.")
     out.print(ONE_USER)
@@ -271,7 +274,14 @@ def _budget(name: str, policy: Path) -> dict[str, Any]:
     from silodp.silo.ledger.durable import DurableLedger
 
     card, ledger = json.loads((policy.parent / "silo.json").read_text()), DurableLedger.open(policy.parent / "ledger.db")
-    return {"name": name, "records": card["records"], "epsilon": card["epsilon"], "left": 1 - ledger.used(), "policy": str(policy)}
+    return {
+        "name": name,
+        "records": card["records"],
+        "epsilon": card["epsilon"],
+        "left": 1 - ledger.used(),
+        "policy": str(policy),
+        "checked": card.get("checked", ""),
+    }
 
 
 def _certificates(folder: Path) -> list[dict[str, str]]:

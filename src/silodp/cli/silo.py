@@ -55,6 +55,9 @@ def init(
             help="Share of the records that training never sees, by position: do not sort rows by a value. A file that grows moves a few."
         ),
     ] = 0.0,
+    checked: Annotated[
+        str, typer.Option(help="That `silodp silo check` was run, by hand: DATE by NAME. Public, unlike what it found.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
@@ -68,7 +71,7 @@ def init(
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
         prox=prox, loss=loss, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
-        contributions=contributions, colluding=colluding,
+        contributions=contributions, colluding=colluding, checked=checked,
     )  # fmt: skip
     if as_json:
         return dump(asdict(made))
@@ -82,6 +85,42 @@ def init(
         if not colluding:
             say("colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest.")
     say(f"Then start the gate: silodp silo serve {made.policy}")
+
+
+@silo.command()
+def check(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The silo's CSV, Parquet or NPZ file, or folder of images.", show_default=False)
+    ],
+    schema: Annotated[Path, typer.Option(help="The public schema of all silos' files.")],
+    as_json: Json = False,
+) -> None:
+    """What is wrong with the silo's file, before any budget is spent: each finding with its column, its row and what to do.
+
+    Local: nothing is sent and nothing is stored. Exit code 2 if something stops, 0 if there are only warnings or nothing.
+
+    Example: `silodp silo check clinic.csv --schema schema.toml`
+    """
+    from silodp.core.problem.schema import Schema
+    from silodp.silo.data.check import check as found_in
+
+    leave_no_core()
+    found = found_in(file, Schema.load(schema))
+    stops = [finding.sentence for finding in found if finding.stops]
+    warnings = [finding.sentence for finding in found if not finding.stops]
+    if as_json:
+        dump({"file": str(file), "stops": stops, "warnings": warnings})
+    else:
+        for sentence in stops:
+            say(f"stop: {sentence}")
+        for sentence in warnings:
+            say(f"warning: {sentence}")
+        if not found:
+            say(f"{file} is as the schema says.")
+        if not stops:
+            say('What was found stays here; that you have looked is public: silodp silo init ... --checked "DATE by NAME".')
+    if stops:
+        raise typer.Exit(2)
 
 
 @silo.command()

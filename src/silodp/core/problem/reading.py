@@ -123,7 +123,7 @@ def sheet(schema: Schema) -> dict[str, Any]:
         own = column.table() | {"name": column.name}
         columns.append({k: v for k, v in own.items() if not (k == "range" and column.range == ANY)})
     about: dict[str, Any] = {"columns": columns} if columns else {"images": list(schema.shape)}
-    return about | {
+    return about | ({"missing_codes": list(schema.missing_codes)} if schema.missing_codes else {}) | {
         "input": "columns: float64 (rows, columns), in this order; a category is its place in the list, from 0; true is 1; missing is NaN"
         if columns
         else "pixels: float64 (rows, channels x height x width), each 2 x value / 255 - 1",

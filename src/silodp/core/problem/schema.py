@@ -5,6 +5,8 @@ number and their order are a function of the schema alone; `text` is its one spe
 
     ignore = ["patient_id"]                       # columns that a silo's file may have besides; each silo's own business, not in the hash
 
+    missing_codes = ["?", "-9"]                   # what stands for a missing value in some silo's file, in any column
+
     [columns.age]
     type = "number"
     range = [0, 110]                              # values are clipped to it and scaled to [-1, 1]
@@ -38,7 +40,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,7 @@ class Schema:
     images: Images | None
     label: Label
     ignore: tuple[str, ...] = ()
+    missing_codes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
@@ -152,14 +155,14 @@ class Schema:
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the schema") -> Schema:
         """The schema in a table as the file has it."""
-        _known(source, table, ("ignore", "columns", "images", "label"))
+        _known(source, table, ("ignore", "missing_codes", "columns", "images", "label"))
         if ("columns" in table) == ("images" in table):
             raise BadInput(f"{source} must have either [columns.NAME] tables or one table [images]")
         images = _images(source, table["images"]) if "images" in table else None
         columns = () if images else _columns(source, table["columns"])
-        schema = cls(
-            columns, images, _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
-        )
+        codes = _texts(source, "missing_codes", table.get("missing_codes", []))
+        label, ignore = _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
+        schema = cls(columns, images, label, ignore, missing_codes=codes)
         names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore]
         if twice := _repeated(names) or _repeated(schema.features):
             raise BadInput(
@@ -196,7 +199,8 @@ class Schema:
             what: dict[str, Any] = {"images": vars(self.images)}
         else:
             what = {"columns": {column.name: column.table() for column in self.columns}}
-        return json.dumps(what | {"label": self.label.table()})
+        codes = {"missing_codes": list(self.missing_codes)} if self.missing_codes else {}
+        return json.dumps(codes | what | {"label": self.label.table()})
 
     @property
     def hash(self) -> str:

@@ -30,13 +30,15 @@ class Card:
     """The public schema's one spelling, where the silo reads its file by one."""
     held_out: int = dataclasses.field(default=0, kw_only=True)
     """Records that no training question sees and a Score is over; older cards say nothing of them."""
+    checked: str = dataclasses.field(default="", kw_only=True)
+    """By whom and when the silo's officer says that `silodp silo check` was run; never what it found."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name, {"schema": "", "held_out": 0}.get(field.name))
+            value = table.get(field.name, {"schema": "", "held_out": 0, "checked": ""}.get(field.name))
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
             elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):

@@ -65,7 +65,9 @@ class Model(BaseEstimator):
     def transform(self, X):
         """The features that the model sees."""
         about, numbers = self._read()
-        x = np.column_stack([part for column in about["columns"] for part in _features(column, X[column["name"]])])
+        x = np.column_stack(
+            [part for column in about["columns"] for part in _features(column, X[column["name"]], about.get("missing_codes", []))]
+        )
         return (x.astype(np.float32) - numbers["scaling.mean"]) / numbers["scaling.scale"]
 
     def _said(self, X):
@@ -93,10 +95,10 @@ class Model(BaseEstimator):
         return self._kept
 
 
-def _features(column, cells):
+def _features(column, cells, codes):
     """The features of one column, each (rows,)."""
     texts = [str(cell).strip() for cell in cells]
-    gone = np.array([text.lower() in MISSING for text in texts])
+    gone = np.array([text.lower() in MISSING or text in codes or text.removesuffix(".0") in codes for text in texts])
     filled = column.get("missing")
     if gone.any() and filled is None:
         raise ValueError(f"column {column['name']!r}, row {int(gone.argmax()) + 1}: a value is missing")

@@ -54,12 +54,13 @@ def read_table(path: Path, schema: Schema) -> Table:
 
 def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> Table:
     """The records in these columns; `path` is what sentences call them."""
-    _check_columns(path, cells, schema)
+    check_columns(path, cells, schema)
+    raw_cells, cells = cells, blanked(cells, schema.missing_codes)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
     each = [_features(path, column, cells[column.name]) for column in schema.columns]
     x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    return Table(x.astype(np.float32), _label(path, schema, cells), raw(cells), missing)
+    return Table(x.astype(np.float32), label_of(path, schema, cells), raw(raw_cells), missing)
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -69,10 +70,22 @@ def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndar
 
 
 def rows_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> np.ndarray:
-    _check_columns(path, cells, schema, labelled=False)
+    check_columns(path, cells, schema, labelled=False)
+    cells = blanked(cells, schema.missing_codes)
     if not len(next(iter(cells.values()))):
         raise BadInput(f"{path} has columns but no rows; give one row for each record to predict.")
     return np.column_stack([coded(path, column, cells[column.name]) for column in schema.columns])
+
+
+def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
+    """The cells with nothing in the place of the schema's codes for a missing value; -9 stands for -9.0 too."""
+    return {name: _blanked(column, set(codes)) for name, column in cells.items()} if codes else cells
+
+
+def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
+    which, texts = _distinct(column)
+    gone = np.array([text in codes or text.removesuffix(".0") in codes for text in texts])[which]
+    return np.where(gone, "", column.astype(object)) if gone.any() else column
 
 
 def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
@@ -109,7 +122,7 @@ def _hashed(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
-def _check_columns(path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
+def check_columns(path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
     wanted = [*(column.name for column in schema.columns), *(schema.label.columns if labelled else ())]
     lacks = [name for name in wanted if name not in cells]
     besides = [name for name in cells if name not in wanted and name not in schema.ignore]
@@ -152,7 +165,7 @@ def coded(path: Path | str, column: Column, cells: np.ndarray) -> np.ndarray:
     return np.where(missing, np.nan, numbers)
 
 
-def _label(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
+def label_of(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
     label, first = schema.label, schema.label.columns[0]
     if label.task in ("binary", "multiclass", "ordinal"):
         return _codes(path, first, cells[first], label.classes)

@@ -134,6 +134,7 @@ class Policy:
     holds_per_asker: int = 4
     hold_seconds: int = 3600
     sees_left: tuple[str, ...] = ()
+    checked: str = ""
 
     def __post_init__(self) -> None:
         _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
@@ -154,6 +155,7 @@ class Policy:
             check_whole("policy", name, getattr(self, name), 1, 2**31 - 1)
         if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
             raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
+        _text("checked", self.checked, r"[^\0-\x1f\x7f]{0,120}", 'a date and a name of one line, such as "2026-11-17 by A. Officer", or ""')
         check_keys("policy", "askers", self.askers)
         if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
             raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")

@@ -40,6 +40,7 @@ COMMENTS = {
     "maximum_local_steps": "Local steps that one query may ask for.",
     "queries_per_run": "New answers to one run, at most.",
     "queries_per_hour": "New answers in an hour, at most.",
+    "checked": 'By whom, and when, `silodp silo check` was run on the data, by hand and for all to see, never what it found; "" for nobody yet.',
     "expires": "The last day on which anything is answered.",
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
     "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
@@ -145,7 +146,7 @@ def provision(
     made = Silo(
         name=name, key=public(key), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        held_out=aside, schema=read_by.text if read_by else "",
+        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked,
         policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
         pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
@@ -197,29 +198,16 @@ def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[s
 
 def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place) -> list[str]:
     """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
-    import numpy as np
-
     from silodp.host.ownership import changeable, exposed, group_of
+    from silodp.silo.data.check import records_said
 
-    n, said = len(y), []
-    if n < 100:
-        said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
-    if copies := n - len(np.unique(np.column_stack([x, y]), axis=0)):
-        said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
+    said = [finding.sentence for finding in records_said(x, y, features, place.classes)]
     spread = x.max(0) - x.min(0)
-    if same := [features[j] for j in np.flatnonzero(spread == 0)[:5]]:
-        said.append(f"Columns that are the same in every record tell a model nothing: {', '.join(same)}.")
-    for j in range(x.shape[1]):
-        if n > 20 and bool((x[:, j] == np.round(x[:, j])).all()) and spread[j] == n - 1 and len(np.unique(x[:, j])) == n:
-            said.append(f"Column {features[j]} numbers the records; leave such a column out of the features.")
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():
         said.append(
             "Columns differ in scale by a factor of more than 100; divide each by a public range, or few of them will be learnt from."
         )
-    empty = [name for k, name in enumerate(place.classes) if not bool((y == k).any())]
-    if place.classes and empty:
-        said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
     if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
         said.append(f"{open_to}; until then the daemon does not start.")
     return said

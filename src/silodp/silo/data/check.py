@@ -1,0 +1,258 @@
+"""`silodp silo check`: what is wrong with a silo's file, in sentences for the person who can mend it. Local: nothing is sent, and no budget is spent.
+
+Every sentence has the column, the row and what to do. A cell is shown only where it is one of the usual codes for a missing value, below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Column, Schema
+from silodp.silo.data.files import as_text, header, listed, number, read_cells
+from silodp.silo.data.tables import blanked, check_columns, coded, label_of, read_table
+
+CODES = (
+    "?",
+    "-",
+    ".",
+    "*",
+    "-1",
+    "-9",
+    "-99",
+    "-999",
+    "-9999",
+    "99",
+    "999",
+    "9999",
+    "unknown",
+    "missing",
+    "not known",
+    "n.a.",
+    "k.a.",
+    "(null)",
+)
+"""What often stands for a missing value; named in a sentence only where it is no value that the column may have."""
+FACTORS = {
+    10: "10 times too large, as mm for cm", 100: "100 times too large, as cm for m", 1000: "1000 times too large, as g for kg",
+    0.1: "10 times too small, as cm for mm", 0.01: "100 times too small, as m for cm", 0.001: "1000 times too small, as kg for g",
+    2.54: "2.54 times too large, as cm for inches", 1 / 2.54: "2.54 times too small, as inches for cm",
+    2.20462: "2.2 times too large, as pounds for kg", 1 / 2.20462: "2.2 times too small, as kg for pounds",
+    18.018: "18 times too large, as mg/dl for mmol/l of glucose", 1 / 18.018: "18 times too small, as mmol/l for mg/dl of glucose",
+    88.42: "88 times too large, as µmol/l for mg/dl of creatinine", 1 / 88.42: "88 times too small, as mg/dl for µmol/l of creatinine",
+}  # fmt: skip
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?")
+COMMA = re.compile(r"[-+]?\d+,\d+")
+FAR = 100.0
+"""So many widths of its range beyond it, a number is a mistake and no extreme."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence; with `stops` the file cannot be trained on as it is, or would teach something wrong."""
+
+    stops: bool
+    sentence: str
+
+
+def check(path: Path, schema: Schema) -> list[Finding]:
+    """Everything that is found, what stops first."""
+    found: list[Finding] = []
+    try:
+        if schema.images:
+            table = read_table(path, schema)
+            return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
+        found += _shape(path)
+        cells = {} if found else read_cells(path)
+    except BadInput as error:
+        return [*found, Finding(True, _sentence(error))]
+    if found:
+        return found
+    said = [_told(check_columns, path, cells, schema)]
+    cells = blanked(cells, schema.missing_codes)
+    if not len(next(iter(cells.values()), ())):
+        return [Finding(True, f"{path} has columns but no rows; a silo needs at least one record.")]
+    columns = [column for column in schema.columns if column.name in cells]
+    for column in columns:
+        said += _column(path, column, cells[column.name])
+    if all(name in cells for name in schema.label.columns):
+        said += _label(path, schema, cells)
+    found = [finding for finding in said if finding]
+    if not any(finding.stops for finding in found):
+        rows = np.nan_to_num(np.column_stack([coded(path, column, cells[column.name]) for column in columns]), nan=-1e30)
+        found += records_said(rows, label_of(path, schema, cells), [column.name for column in columns], schema.label.classes)
+    return sorted(found, key=lambda finding: not finding.stops)
+
+
+def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: Sequence[str]) -> list[Finding]:
+    """What an operator should know of records that can be read: few, copies, constant or numbering columns, classes that are not there, an order."""
+    n, said = len(y), []
+    if n < 100:
+        said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
+    if copies := n - len(np.unique(np.column_stack([x, y]), axis=0)):
+        said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
+    spread = x.max(0) - x.min(0)
+    if same := [columns[int(j)] for j in np.flatnonzero(spread == 0)[:5]]:
+        said.append(f"Columns that are the same in every record tell a model nothing: {', '.join(same)}.")
+    for j in range(x.shape[1]):
+        if n > 20 and bool((x[:, j] == np.round(x[:, j])).all()) and spread[j] == n - 1 and len(np.unique(x[:, j])) == n:
+            said.append(f"Column {columns[j]} numbers the records; leave such a column out of the features.")
+    empty = [name for k, name in enumerate(classes) if not bool((y == k).any())]
+    if empty and len(empty) == len(classes) - 1:
+        said.append(
+            f"The label has one class only: there is no record of {listed(empty)}; is the file whole, and not one group of patients?"
+        )
+    elif empty:
+        said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
+    elif classes and n > 20 and (np.diff(y.astype(float)) >= 0).all():
+        said.append(
+            "The rows are sorted by the label: a record's position decides its batch, and must follow from no value; bring them in another order."
+        )
+    return [Finding(False, sentence) for sentence in said]
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------------------
+
+
+def _shape(path: Path) -> list[Finding]:
+    """A CSV whose cells are parted by something else than commas reads as one column."""
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        return [Finding(True, f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'.")]
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return []
+    names = header(path)
+    if bad := next((k for k, line in enumerate(path.read_bytes().splitlines(), 1) if not _utf8(line)), None):
+        return [Finding(True, f"{path} is not UTF-8 text; save it again as 'CSV UTF-8' (the first line that is not is {bad}).")]
+    for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) < 3 and any(sign in name for name in names):
+            return [
+                Finding(True, f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers.")
+            ]
+    return []
+
+
+def _utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _told(check: Callable[..., object], *arguments: object) -> Finding | None:
+    try:
+        check(*arguments)
+    except BadInput as error:
+        return Finding(True, _sentence(error))
+    return None
+
+
+def _sentence(error: BadInput) -> str:
+    text = str(error)
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+# --- a column ---------------------------------------------------------------------------------------------------------------------
+
+
+def _column(path: Path, column: Column, cells: np.ndarray) -> list[Finding | None]:
+    texts = [as_text(cell).strip() for cell in cells]
+    if stop := _codes(path, column, texts) or (
+        _numbers_as_text(path, column, texts) if column.type == "number" else _spelling(path, column, texts)
+    ):
+        return [stop]
+    if stop := _told(coded, path, column, cells):
+        return [stop]
+    numbers = coded(path, column, cells)
+    return [_units(path, column, numbers[~np.isnan(numbers)], numbers)] if column.type == "number" and not np.isnan(numbers).all() else []
+
+
+def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
+    low, high = column.range
+    for code in CODES:
+        value = number(code)
+        allowed = low <= value <= high if column.type == "number" else code in column.categories
+        rows = [] if allowed else [k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))]
+        if rows and (np.isnan(value) or len(rows) > 1) and (column.type != "boolean" or np.isnan(value)):
+            return Finding(True, f"{path}, column {column.name!r}, {_rows(rows)}: {code!r} seems to stand for a missing value; list it in the schema, "
+                           f"missing_codes = [{_quoted(code)}], and say what a missing value becomes, or mend the cells.")  # fmt: skip
+    return None
+
+
+def _numbers_as_text(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
+    bad = [k for k, text in enumerate(texts) if text and np.isnan(number(text))]
+    for pattern, what in (
+        (DATE, "the cells are dates; give a number in their place, such as the age in years, or the days since an event"),
+        (COMMA, "the decimal sign is a comma; write 36.6, and not 36,6"),
+        (re.compile(r"[<>≤≥]\s*[\d.]+"), "the cell is a bound, such as 'below 5'; write a number, by a rule that all silos share"),
+        (re.compile(r"[-+]?[\d.]+\s*[^\d\s.,:/-][^\d]*"), "there is a unit, or a sign, after the number; write the number alone"),
+    ):
+        if rows := [k for k in bad if pattern.fullmatch(texts[k])]:
+            return Finding(True, f"{path}, column {column.name!r}, {_rows(rows)}: {what}.")
+    return None
+
+
+def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
+    known, folded = set(column.categories), {c.casefold() for c in column.categories}
+    if rows := [k for k, text in enumerate(texts) if text not in known and text.casefold() in folded]:
+        return Finding(
+            True,
+            f"{path}, column {column.name!r}, {_rows(rows)}: the value is a category in other capital letters; write it as the schema does.",
+        )
+    return None
+
+
+def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> Finding | None:
+    low, high = column.range
+    where, out = f"{path}, column {column.name!r}", (values < low) | (values > high)
+    far = (values < low - FAR * (high - low)) | (values > high + FAR * (high - low))
+    if out.mean() > 0.5:
+        fits = [words for factor, words in FACTORS.items() if ((values / factor >= low) & (values / factor <= high)).mean() > 0.95]
+        other = f"; they look {fits[0]}" if fits else ""
+        return Finding(
+            True,
+            f"{where}: {int(out.sum())} of {len(values)} values are outside the schema's range [{low:g}, {high:g}]{other}: bring them into its unit.",
+        )
+    if far.any():
+        row = _rows(np.flatnonzero((rows < low - FAR * (high - low)) | (rows > high + FAR * (high - low))).tolist())
+        return Finding(
+            True,
+            f"{where}, {row}: the value is beyond all that the schema's range [{low:g}, {high:g}] allows; is it a slip, or a code for a missing value?",
+        )
+    if out.mean() > 0.05:
+        return Finding(
+            False,
+            f"{where}: {int(out.sum())} of {len(values)} values are outside the schema's range [{low:g}, {high:g}], and will be clipped; is it wide enough?",
+        )
+    width = float(np.quantile(values, 0.95) - np.quantile(values, 0.05))
+    if len(values) > 20 and 0 < width < 0.02 * (high - low):
+        return Finding(
+            False, f"{where}: nine of ten values lie within a fiftieth of the schema's range [{low:g}, {high:g}]; are they in another unit?"
+        )
+    return None
+
+
+def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Finding | None]:
+    label = schema.label
+    if label.task == "regression":
+        column = Column(label.columns[0], "number", range=label.range)
+        return _column(path, column, cells[column.name])
+    if label.classes:
+        column = Column(label.columns[0], "category", categories=label.classes)
+        texts = [as_text(cell).strip() for cell in cells[column.name]]
+        if stop := _codes(path, column, texts) or _spelling(path, column, texts):
+            return [stop]
+    return [_told(label_of, path, schema, cells)]
+
+
+def _rows(rows: Sequence[int]) -> str:
+    return f"row {rows[0] + 1}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+
+
+def _quoted(code: str) -> str:
+    return f'"{code}"'

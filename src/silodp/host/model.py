@@ -55,7 +55,8 @@ def open_model(given: Path, code: dict[str, str | None] | None = None) -> Stored
     try:
         schema = Schema.parse(about["schema"], str(path)) if "schema" in about else plain_schema(**json.loads(about["plain"]))
         raw, mapped = len(schema.features), feature_map(own["feature_map"], load) if own["feature_map"] else None
-        problem = build(Words(own["model"], schema, features=own["feature_map"]), raw, load=load)  # loss and prox are for training alone
+        known = schema if "schema" in about else schema.task  # as in training, where a file without a schema has plain numbers
+        problem = build(Words(own["model"], known, features=own["feature_map"]), raw, load=load)  # loss and prox are for training alone
         w = torch.cat([tensors[name].flatten() for name in problem.shapes])[None]
         width = mapped.width(raw) if mapped else raw
         scaling = tensors.get("scaling.mean", torch.zeros(width)), tensors.get("scaling.scale", torch.ones(width))

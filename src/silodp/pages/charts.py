@@ -22,6 +22,8 @@ class Series:
     errors: Sequence[float] = ()
     area: bool = False
     dots: bool = False
+    band: Sequence[float] = ()
+    """How far it may be off at each point, drawn as an area about it."""
 
 
 def chart(
@@ -37,8 +39,10 @@ def chart(
     square: bool = False,
     ticks: Sequence[float] | None = None,
     least: float | None = None,
+    low: float = 0.0,
+    small: bool = False,
 ) -> Markup:
-    """A figure of lines from zero upwards, with a legend where there is more than one, under a sentence that says what is seen."""
+    """A figure of lines from zero, or `low`, upwards, with a legend where there is more than one, under a sentence that says what is seen."""
     shown = [s for s in series if s.points]
     xs = [x for s in shown for x, _ in s.points] + ([least] if least is not None else [])
     highs = [y + (s.errors[i] if s.errors else 0) for s in shown for i, (_, y) in enumerate(s.points)]
@@ -47,7 +51,7 @@ def chart(
     high = top or max(highs) * 1.05 or 1.0
     low_x, high_x = min(xs), max(xs)
     marks = list(ticks) if ticks is not None else rounded(low_x, high_x, 6)
-    y_marks = rounded(0, high, 5)
+    y_marks = rounded(low, high, 5)
 
     def draw(width: int, height: int) -> Markup:
         left, right, above, below = 64 if percent else 54, 12, 10, 40
@@ -56,12 +60,14 @@ def chart(
 
         def at(x: float, y: float) -> tuple[float, float]:
             span = move(high_x) - move(low_x) or 1.0
-            return left + wide * (move(x) - move(low_x)) / span, above + tall * (1 - min(y, high) / high)
+            return left + wide * (move(x) - move(low_x)) / span, above + tall * (1 - (max(min(y, high), low) - low) / (high - low))
 
         parts = []
         for y in y_marks:
             _, v = at(low_x, y)
-            parts.append(tag("line", x1=left, x2=width - right, y1=f"{v:.1f}", y2=f"{v:.1f}", class_="grid" if y else "axis"))
+            parts.append(
+                tag("line", x1=left, x2=width - right, y1=f"{v:.1f}", y2=f"{v:.1f}", class_="grid" if y > max(low, 0) or y < 0 else "axis")
+            )
             parts.append(tag("text", f"{100 * y:g} %" if percent else f"{y:g}", x=left - 8, y=f"{v + 4:.1f}", text_anchor="end"))
         step = max(1, math.ceil(len(marks) * 46 / wide))
         for x in marks[::step]:
@@ -74,7 +80,7 @@ def chart(
             parts += _line(s, [at(x, y) for x, y in s.points], at, above + tall)
         return tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{title}. {said}", class_="PLACE")
 
-    sizes = ((440, 440), (340, 340)) if square else ((760, 300), (350, 250))
+    sizes = ((440, 440), (340, 340)) if square else ((350, 220), (350, 220)) if small else ((760, 300), (350, 250))
     legend = tag("ul", *(tag("li", _swatch(s), s.name) for s in shown), class_="legend") if len(shown) > 1 else ""
     return tag(
         "figure", tag("figcaption", tag("b", title), tag("span", said)), _both(draw, sizes), legend, class_="square" if square else None
@@ -84,6 +90,15 @@ def chart(
 def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
     colour, parts = f"s{s.colour}", []
     words = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(path))
+    if s.band:
+        edges = [at(x, y + side * width) for side in (1, -1) for (x, y), width in list(zip(s.points, s.band, strict=True))[::side]]
+        parts.append(
+            tag(
+                "path",
+                d=" ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(edges)) + " Z",
+                class_=f"area f{s.colour}",
+            )
+        )
     if s.area:
         parts.append(tag("path", d=f"{words} L{path[-1][0]:.1f} {floor:.1f} L{path[0][0]:.1f} {floor:.1f} Z", class_=f"area f{s.colour}"))
     parts.append(tag("path", d=words, class_=f"curve {colour} {s.dash}".strip()))

@@ -15,6 +15,7 @@ from silodp.pages.budgets import budgets, evaluations
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, noise_share, readable
+from silodp.pages.shapes import shapes
 from silodp.pages.trade_off import trade_off
 from silodp.pages.unprotected import sentences
 
@@ -102,7 +103,7 @@ def figures(run: Run) -> Markup:
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
     parts = [what(run)]
-    parts += [errors(run)] if run.kind == "compare" else [curve(run), budgets(run), *evaluations(run)]
+    parts += [errors(run)] if run.kind == "compare" else [*shapes(run), curve(run), budgets(run), *evaluations(run)]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 

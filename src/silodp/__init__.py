@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from silodp.core.errors import BadInput, Refused
+    from silodp.core.features.frozen import frozen
     from silodp.core.mechanisms import Gaussian
     from silodp.core.privacy.accounting import Budget
     from silodp.core.problem.problem import Problem
@@ -47,6 +48,7 @@ _HOME = {
     "Release": "core.query",
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
+    "frozen": "core.features.frozen",
     "simulate": "lab.simulation",
     "train": "lab.frames",
 }
@@ -73,6 +75,7 @@ __all__ = [
     "Release",
     "WithoutReplacement",
     "calibrate",
+    "frozen",
     "simulate",
     "train",
 ]

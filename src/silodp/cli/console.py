@@ -22,6 +22,14 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+FeatureMapName = Annotated[
+    str,
+    typer.Option(
+        help="What the model sees of a record: photo:M (M numbers of a picture, 256 at most), digit (of a handwritten digit), or FILE.py:NAME, a "
+        "public function of one record; the record itself by default.",
+        show_default=False,
+    ),
+]
 
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
+from silodp.cli.console import FeatureMapName
 from silodp.cli.federation_files import carrier_of, load_state, new_file, new_key, save_state
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
@@ -56,6 +57,7 @@ def up(
     epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
     model: Annotated[str, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION.")] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    feature_map: FeatureMapName = "",
     label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
@@ -96,14 +98,30 @@ def up(
     files = [str(path.resolve()) for path in silo or ()]
     asked = {
         "data": data, "silos": silos if data else files, "schema": str(schema.resolve()) if schema else None, "engine": engine, "epsilon": epsilon,
-        "model": model, "prox": prox, "label": label, "classes": classes, "seed": seed, "held_out": held_out, "allow_profile": allow_profile,
+        "model": model, "prox": prox, "feature_map": feature_map, "label": label, "classes": classes, "seed": seed, "held_out": held_out, "allow_profile": allow_profile,
         "trust": trust,
     }  # fmt: skip
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
     with interruptible("nothing was kept, and the same command begins anew"), place_of.making(folder):
         state = _make(
-            folder, data, silos, silo, schema, engine, epsilon, model, prox, label, classes, seed, data_dir, held_out, allow_profile, trust
+            folder,
+            data,
+            silos,
+            silo,
+            schema,
+            engine,
+            epsilon,
+            model,
+            prox,
+            feature_map,
+            label,
+            classes,
+            seed,
+            data_dir,
+            held_out,
+            allow_profile,
+            trust,
         )
         save_state(folder, state | {"processes": {}, "asked": asked, "ran": False}, name="stopped.json")
     _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
@@ -111,13 +129,13 @@ def up(
 
 def _make(
     folder: Path, data: str | None, silos: int, silo: list[Path] | None, schema: Path | None, engine: str, epsilon: float, model: str, prox: str,
-    label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str,
+    feature_map: str, label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything but the processes; what federation.json says of it."""
     site = site_of(engine)
     from silodp.silo.service.provision import provision
 
-    files = _cut(folder, data, silos, seed, data_dir) if data else {path.stem: path for path in silo or ()}
+    files = _cut(folder, data, silos, seed, data_dir, bool(feature_map)) if data else {path.stem: path for path in silo or ()}
     if len(files) != (silos if data else len(silo or ())):
         raise BadInput(f"the silos' files are {', '.join(map(str, silo or ()))}; each needs a file name of its own")
     for name in files:
@@ -131,7 +149,7 @@ def _make(
     )  # fmt: skip
     key = new_key(folder / "asker.key")
     asker, reading = key.public_key().public_bytes_raw().hex(), {"label": "label" if data else label, "classes": declared, "schema": schema}
-    reading |= {"model": model, "prox": prox}
+    reading |= {"model": model, "prox": prox, "feature_map": feature_map}
     shuffled = shuffle.made(folder, files, asker, **reading) if trust == "shuffle" else {}
     policies, pseudonyms = {}, []
     for name, path in files.items():
@@ -206,7 +224,7 @@ def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which
     console.dump({"key": public}) if as_json else print(public)
 
 
-def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None) -> dict[str, Path]:
+def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None, raw: bool) -> dict[str, Path]:
     """A CSV file for each silo, which only this user may read, of the training records of a built-in set."""
     import numpy as np
 
@@ -216,7 +234,7 @@ def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None) 
         raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if not 1 <= silos <= 1000:
         raise BadInput(f"silos is {silos}; it must be between 1 and 1000")
-    train = DATASETS[data].load(seed, data_dir).train
+    train = DATASETS[data].of(seed, data_dir, raw=raw).train
     x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
     (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
     header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}

@@ -95,11 +95,14 @@ def problem_of(card: Card, order: Order | None = None, schema: Path | None = Non
         raise BadInput(
             f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"
         )
-    own = {"model": order.model, "prox": order.prox if is_file(order.prox) else None} if order else {}
+    own = {"model": order.model, "prox": order.prox if is_file(order.prox) else None, "feature_map": order.feature_map} if order else {}
     words = {}
-    for what in ("model", "prox"):
+    for what in ("model", "prox", "feature_map"):
         words[what] = own.get(what) or getattr(card, what)
         if is_file(words[what]) and not own.get(what):
-            raise BadInput(f"the silos' {what} is {words[what]}; give this server's own copy of it with --{what} FILE.py:NAME")
+            raise BadInput(
+                f"the silos' {what} is {words[what]}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME"
+            )
     loss = order.loss if order else ""
-    return build(Words(words["model"], read_by or Task.plain(len(card.classes)), words["prox"], loss), len(card.features), load=load)
+    task = read_by or Task.plain(len(card.classes))
+    return build(Words(words["model"], task, words["prox"], loss, words["feature_map"]), len(card.features), load=load)

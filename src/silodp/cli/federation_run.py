@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @federation.command()
-@takes_order("feature_map", "delta", "user_level", "trust", "least", "rule", "noise")
+@takes_order("delta", "user_level", "trust", "least", "rule", "noise")
 def run(
     order: Order,
     project: Project = None,

@@ -30,12 +30,12 @@ def made(folder: Path, files: Mapping[str, Path], asker: str, **reading: Any) ->
     return {"rule": "totals", "shuffler": card["seal"], "contributions": sum(counts), "delta": 1 / max(2, *counts) ** 2}
 
 
-def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: str, prox: str, schema: Path | None) -> int:
+def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: str, prox: str, feature_map: str, schema: Path | None) -> int:
     from silodp.silo.service.daemon import find_schema, read_records
     from silodp.silo.service.policy import Place
     from silodp.silo.service.provision import _by, _place
 
-    place = Place(**_place(path, label, classes, model, prox) | _by(schema))
+    place = Place(**_place(path, label, classes, model, prox, feature_map=feature_map) | _by(schema))
     return len(read_records(place, find_schema(place)).y)
 
 

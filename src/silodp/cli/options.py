@@ -16,6 +16,7 @@ import click
 import typer
 from click.core import ParameterSource
 
+from silodp.cli.console import FeatureMapName
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
@@ -54,9 +55,7 @@ ORDER: dict[str, Any] = {
     ],
     "prox": Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ..., or FILE.py:NAME:0.1.")],
     "loss": Annotated[str, typer.Option(help="A loss of your own, FILE.py:NAME; the one of the label's task by default.", show_default=False)],
-    "feature_map": Annotated[
-        str, typer.Option(help="A public function of one record's features, FILE.py:NAME, before the model sees them.", show_default=False)
-    ],
+    "feature_map": FeatureMapName,
     "epsilon": Annotated[
         list[str] | None,
         typer.Option(

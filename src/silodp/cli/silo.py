@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, group, say
+from silodp.cli.console import FeatureMapName, Json, dump, group, say
 from silodp.core.errors import BadInput
 from silodp.host.lock import running
 from silodp.host.log import tally
@@ -40,6 +40,7 @@ def init(
     ] = "mlp:16",
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.")] = "zero",
     loss: Annotated[str, typer.Option(help="FILE.py:NAME, of which a hash is kept; by default the loss of the task.")] = "",
+    feature_map: FeatureMapName = "",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
     rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
     shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
@@ -70,7 +71,7 @@ def init(
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
         folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, loss=loss, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
+        prox=prox, loss=loss, feature_map=feature_map, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
         contributions=contributions, colluding=colluding, checked=checked,
     )  # fmt: skip
     if as_json:

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
-from silodp.core.problem.build import Words, build, feature_map
+from silodp.core.features.feature_map import feature_map
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.reading import Reading, plain_schema
 from silodp.core.problem.schema import Schema
 from silodp.host.extension import file_hash, load
@@ -54,7 +55,7 @@ def open_model(given: Path, code: dict[str, str | None] | None = None) -> Stored
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
     try:
         schema = Schema.parse(about["schema"], str(path)) if "schema" in about else plain_schema(**json.loads(about["plain"]))
-        raw, mapped = len(schema.features), feature_map(own["feature_map"], load) if own["feature_map"] else None
+        raw, mapped = len(schema.features), feature_map(own["feature_map"], load, schema.shape) if own["feature_map"] else None
         known = schema if "schema" in about else schema.task  # as in training, where a file without a schema has plain numbers
         problem = build(Words(own["model"], known, features=own["feature_map"]), raw, load=load)  # loss and prox are for training alone
         w = torch.cat([tensors[name].flatten() for name in problem.shapes])[None]

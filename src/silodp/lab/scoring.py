@@ -64,14 +64,14 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
             open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
     if not source.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
-    loaded = source.load(order.coins)
+    loaded = source.load(order.coins, raw=bool(order.feature_map))
     records, classes = loaded.records, loaded.classes
     if [s["name"] for s in spent["silos"]] != list(records.names):
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
     check_mark(folder, records)
     budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
     _, held = split_records(records, source.held_out)
-    held = mapped(held, order, load)
+    held = mapped(held, order, source, load)
     problem, w, mean, scale = _model(folder, order, source, math.prod(records.x.shape[2:]), held.x.shape[-1], classes)
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")

@@ -57,15 +57,19 @@ class Source:
         """The public schema by which the silos' files are read, where there is one."""
         return Schema.load(self.schema) if self.schema else None
 
-    def load(self, seed: int = 0, *, holes: bool = False) -> Loaded:
-        """All records, public ranges applied; `seed` says how a built-in set is cut."""
-        loaded = self._by_schema(self.read_by) if self.read_by else self._plainly(seed, holes)
+    def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
+        """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that a map of features wants its pixels."""
+        loaded = self._by_schema(self.read_by) if self.read_by else self._plainly(seed, holes, raw)
         scale = "none" if self.data or self.read_by else self.scale
         if scale in ("private", "none"):
             return Loaded(*loaded, scale)
         records, classes, features, test = loaded
         ranges = _ranges(Path(scale), features)
         return Loaded(with_ranges(records, ranges), classes, features, test, "public", ranges)
+
+    def standardised(self, *, raw: bool) -> bool:
+        """Whether the records come with statistics of their own in them, which nobody is charged for: built-in sets, but for raw pixels."""
+        return bool(self.data) and not (raw and DATASETS[self.data].pixels)
 
     def class_names(self, classes: int) -> list[str]:
         """The classes of files that are read without a schema, or of a built-in set; none for a number."""
@@ -92,7 +96,7 @@ class Source:
         given: dict[str, Any] = {**words, **paths, "silos": tuple(map(Path, words["silos"]))}
         return cls(**given)
 
-    def _plainly(self, seed: int, holes: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    def _plainly(self, seed: int, holes: bool, raw: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
         if self.test:
             raise BadInput("--test is for --schema, which says what its columns mean; give one")
         if bool(self.data) == bool(self.silos):
@@ -100,7 +104,7 @@ class Source:
         if self.data:
             if self.data not in DATASETS:
                 raise BadInput(f"data set {self.data!r} is unknown; choose one of {', '.join(DATASETS)}")
-            split = DATASETS[self.data].load(seed, self.data_dir)
+            split = DATASETS[self.data].of(seed, self.data_dir, raw=raw)
             return split.train, split.classes, (), (split.test_x, split.test_y)
         declared = None if self.classes is None else () if self.classes == "number" else tuple(self.classes.split(","))
         loaded = load_silos(self.silos, self.label, classes=declared, holes=holes)

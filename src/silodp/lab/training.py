@@ -23,7 +23,8 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.extension import is_file
-from silodp.core.problem.build import Load, Words, build, feature_map
+from silodp.core.features.feature_map import FeatureMap, feature_map
+from silodp.core.problem.build import Load, Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
 from silodp.core.problem.task import Task
@@ -65,7 +66,7 @@ def train(
     algorithm = find(order.algorithm)
     algorithm.schedule(order.schedule)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
-    loaded = source.load(order.coins)
+    loaded = source.load(order.coins, raw=bool(order.feature_map))
     refuse_others(folder)
     records, mark = loaded.records, None
     budgets = budgets_of(order, records.names, records.counts, samplings)
@@ -77,7 +78,7 @@ def train(
     files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
         refuse_imports(order.algorithm, *files.values())
-    records = mapped(records, order, code.load)
+    records = mapped(records, order, source, code.load)
     scaled = records.x.shape[-1] if loaded.scale == "private" else None
     made = prepare(order, records.names, records.counts, budgets=budgets, dimension=problem.dim, scaled=scaled)
     make_folder(folder)
@@ -95,7 +96,8 @@ def train(
         open_run(folder, about, advice="restore that, or start another run with --new")
         if loaded.test is not None:
             x, y = loaded.test
-            x = feature_map(order.feature_map, code.load).of(x.flatten(1)) if order.feature_map else x.flatten(1)
+            function = map_of(order, source, code.load)
+            x = function.of(x.flatten(1)) if function else x.flatten(1)
             run.score = lambda w: _score(problem, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
         with _ending(folder):
@@ -123,12 +125,16 @@ def words_of(order: Order, source: Source, classes: int) -> Words:
     return Words(order.model or MODEL, source.read_by or Task.plain(classes), order.prox, order.loss, order.feature_map)
 
 
-def mapped(records: Records, order: Order, load: Load) -> Records:
+def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
+    shape = source.read_by.shape if source.read_by else ()
+    return feature_map(order.feature_map, load, shape) if order.feature_map else None
+
+
+def mapped(records: Records, order: Order, source: Source, load: Load) -> Records:
     """The records as the model sees them, one row of features each."""
     flat = Records(records.x.flatten(2), records.y, records.counts, records.names)
-    if not order.feature_map:
+    if not (function := map_of(order, source, load)):
         return flat
-    function = feature_map(order.feature_map, load)
     return Records.of([(function.of(x[:n]), y[:n]) for x, y, n in zip(flat.x, flat.y, flat.counts, strict=True)], flat.names)
 
 
@@ -273,7 +279,7 @@ class _Run(Run):
         ]
         return {
             "questions": len(rounds), "answers": sum(len(r["silos"]) for r in rounds), "rule": self.made.plan.rule.name, "silos": silos,
-            "note": UNCHARGED if self._source.data else "", **self.score(w),
+            "note": UNCHARGED if self._source.standardised(raw=bool(order.feature_map)) else "", **self.score(w),
         }  # fmt: skip
 
 

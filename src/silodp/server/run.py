@@ -50,8 +50,9 @@ def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
         raise BadInput("there is no silo; give the card (silo.json) of each")
     wanted = hashlib.sha256(problem.definition().encode()).hexdigest()
     for card in cards:
-        for field in ("model", "prox", "schema", "features", "classes", "definition"):
-            if getattr(card, field) != getattr(cards[0], field) and (field != "model" or ".py:" not in card.model):
+        for field in ("model", "prox", "feature_map", "schema", "features", "classes", "definition"):
+            file = field in ("model", "feature_map") and ".py:" in getattr(card, field)  # by its hash, wherever it lies
+            if getattr(card, field) != getattr(cards[0], field) and not file:
                 raise BadInput(f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem")
         if card.definition != wanted:
             raise BadInput(
@@ -208,7 +209,8 @@ class Conduct(Run):
 
     def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         card = self._cards[0]
-        words = facts(model=self.made.order.model or card.model, prox=card.prox, loss=self.made.order.loss)
+        mapped = self.made.order.feature_map or card.feature_map
+        words = facts(model=self.made.order.model or card.model, prox=card.prox, loss=self.made.order.loss, feature_map=mapped)
         return words | ({"schema": card.schema} if card.schema else {"plain": plain_text(card.features, card.classes, "label")}), {}
 
     def _found(self, w: Tensor) -> dict[str, Any]:

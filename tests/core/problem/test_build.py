@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.build import Words, build, feature_map
+from silodp.core.features.feature_map import feature_map
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import Part, by_name
@@ -150,7 +151,7 @@ def test_features_are_made_row_by_row_and_widen_the_model(own):
         ({"loss": "absolute"}, "must be FILE.py:NAME"),
         ({"loss": "OWN:squares"}, "cannot be run"),
         ({"loss": "OWN:closure:0.5"}, "has no name that another process could know"),
-        ({"features": "squares"}, "must be FILE.py:NAME"),
+        ({"features": "squares"}, "or FILE.py:NAME"),
         ({"features": "OWN:unsound"}, "finite numbers"),
         ({"loss": "OWN:dataclass"}, "nobody has approved"),
     ],

@@ -258,3 +258,12 @@ def test_a_pickle_cannot_run_code_even_if_its_checksum_is_right(tmp_path, cifar,
     monkeypatch.setitem(datasets.MD5, "data_batch_1", hashlib.md5(attack).hexdigest())
     assert "not a whole batch" in refusal("cifar10", pack(tmp_path, "cifar-10-batches-py", cifar | {"data_batch_1": attack}))
     assert not (tmp_path / "touched").exists()
+
+
+def test_pixels_for_a_map_of_features_are_the_same_records_within_public_bounds():
+    as_the_paper, pixels = (DATASETS["digits"].of(1, None, raw=raw) for raw in (False, True))
+    assert torch.equal(pixels.train.y, as_the_paper.train.y)
+    assert torch.allclose(pixels.test_x, 2 * as_the_paper.test_x - 1)
+    assert (pixels.train.x.min(), pixels.train.x.max()) == (-1, 1)
+    assert not pixels.train.x[~pixels.train.mask].any(), "padding stays zero"
+    assert torch.equal(DATASETS["wbcd"].of(0, None, raw=True).test_x, DATASETS["wbcd"].load(0, None).test_x), "no pictures, no pixels"

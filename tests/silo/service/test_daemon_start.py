@@ -210,7 +210,8 @@ def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert Place.load(path).ledger == str(tmp_path / "ledger.db")
-    absent = () if name in ("schema", "held_out", "loss", "loss_sha256", "prox_sha256") else ("",)  # older policies have none
+    newer = ("schema", "held_out", "loss", "loss_sha256", "prox_sha256", "feature_map", "feature_map_sha256")  # older policies have none
+    absent = () if name in newer else ("",)
     for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = -1\n", f"{name} = [1]\n"):
         path.write_text(re.sub(rf"(?m)^{name} = .*\n", new, text))
         with pytest.raises(BadInput, match=name):
@@ -224,7 +225,7 @@ SETTINGS = {name: '"x"' for name in ("data", "label", "model", "prox", "key", "l
 SETTINGS |= {
     "classes": "[]",
     "couriers": "[]",
-    **dict.fromkeys(("model_sha256", "prox_sha256", "loss_sha256", "loss"), '""'),
+    **dict.fromkeys(("model_sha256", "prox_sha256", "loss_sha256", "feature_map_sha256", "loss", "feature_map"), '""'),
     "schema": '""',
     "held_out": "0.0",
     "socket_group": '""',

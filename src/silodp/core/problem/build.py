@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.extension import is_file, made, parse, source
+from silodp.core.extension import approved, is_file, made
+from silodp.core.features.feature_map import feature_map
 from silodp.core.problem.losses import Loss
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
@@ -30,7 +31,7 @@ class Words:
     """What is learnt, in words. `loss` is the task's own by default; `features` maps a record's raw features to those that the model sees.
 
     model: linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:NAME, called with (features, outputs). prox: as `prox.by_name` has it, or
-    FILE.py:NAME:PARAMETERS. loss: FILE.py:NAME. features: FILE.py:NAME, a public function of one record's features (k,).
+    FILE.py:NAME:PARAMETERS. loss: FILE.py:NAME. features: photo:M, digit, or FILE.py:NAME, a public function of one record's features (k,).
     """
 
     model: str
@@ -49,7 +50,7 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
     """The Problem that the words name, for records of so many raw features. What a FILE.py makes is tried on zeros."""
     schema = words.task if isinstance(words.task, Schema) else None
     task, shape = (words.task.task, words.task.shape) if isinstance(words.task, Schema) else (words.task, ())
-    mapped = feature_map(words.features, load) if words.features else None
+    mapped = feature_map(words.features, load, shape) if words.features else None
     if mapped:
         features, shape = mapped.width(features), ()
     if is_file(words.model):
@@ -74,7 +75,7 @@ def prox_by_name(text: str, load: Load) -> Prox:
     """As prox.by_name; FILE.py:NAME:0.1 is NAME(0.1), an object with `value` and `__call__`."""
 
     def own(text: str) -> Prox:
-        prox = _named(text, made(text, load))
+        prox = approved(text, made(text, load))
         if not all(callable(getattr(prox, name, None)) for name in ("value", "__call__")):
             raise BadInput(f"{text} is no prox; it should have value(w) and __call__(w, step)")
         return prox
@@ -86,55 +87,10 @@ def loss_by_name(text: str, load: Load) -> Loss:
     """FILE.py:NAME, a function of outputs (N, k) and targets (N, ...) to (N,); FILE.py:NAME:0.1 is the function NAME(0.1)."""
     if not is_file(text):
         raise BadInput(f"the loss is {text!r}, but must be FILE.py:NAME; leave it out for the loss of the task")
-    loss = _named(text, made(text, load))
+    loss = approved(text, made(text, load))
     if not hasattr(loss, "__call__"):  # noqa: B004 -- `callable` would hide its type
         raise BadInput(f"{text} is no loss; it should take outputs (N, k) and targets (N, ...) to one number per record, (N,)")
     return loss
-
-
-@dataclass(frozen=True)
-class FeatureMap:
-    """A public function of one record's raw features, the same for every record and fixed before any is seen."""
-
-    text: str
-    function: Callable[[Tensor], Tensor]
-
-    @property
-    def source(self) -> str:
-        """What names the function in a problem's definition: the hash of its file, and its name."""
-        return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}"
-
-    def width(self, features: int) -> int:
-        """The number of features that it makes of so many, tried on zeros."""
-        return self.of(torch.zeros(1, features)).shape[1]
-
-    def of(self, x: Tensor) -> Tensor:
-        """Rows (n, k) to (n, m), each row shown to the function alone; BadInput, without a word of a record, if it fails or gives no finite row."""
-        try:
-            rows = [torch.as_tensor(self.function(row.clone()), dtype=x.dtype) for row in x]
-            found = torch.stack(rows) if rows else x
-        except Exception as error:
-            raise BadInput(f"the features {self.text} cannot be made ({type(error).__name__}); mend the function") from None
-        if found.dim() != 2 or not bool(found.isfinite().all()):
-            raise BadInput(f"the features {self.text} must be a vector of finite numbers for every record; bound them in the function")
-        return found
-
-
-def feature_map(text: str, load: Load) -> FeatureMap:
-    if not is_file(text):
-        raise BadInput(f"the features are {text!r}, but must be FILE.py:NAME, a function of one record's features")
-    function = _named(text, made(text, load))
-    if not hasattr(function, "__call__"):  # noqa: B004
-        raise BadInput(f"{text} is no function; it should take one record's features (k,) to others (m,)")
-    return FeatureMap(text, function)
-
-
-def _named(text: str, thing: Any) -> Any:
-    """What comes from a file is known by that file's hash, or is one that ships: what a third file holds, nobody has approved."""
-    module = getattr(getattr(thing, "func", thing), "__module__", "") or ""
-    if not source(getattr(thing, "func", thing)) and module.partition(".")[0] not in ("silodp", "torch"):
-        raise BadInput(f"{text} is defined in {module or 'no module'}, whose source nobody has approved; define it in the file itself")
-    return thing
 
 
 def _try(words: Words, problem: Problem, features: int, task: Task) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from silodp.core.problem.build import FeatureMap
+from silodp.core.features import maps
+from silodp.core.features.feature_map import FeatureMap
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Column, Label, Schema
 from silodp.core.problem.task import Task
@@ -45,7 +46,7 @@ class Reading(nn.Module):
         self, schema: Schema, problem: Problem, w: Tensor, scaling: tuple[Tensor, Tensor], mapped: FeatureMap | None = None
     ) -> None:
         super().__init__()
-        self.schema, self.task, self.function = schema, schema.task, mapped and mapped.function
+        self.schema, self.task, self.mapped = schema, schema.task, mapped
         self.model = _with(problem, w)
         self.register_buffer("mean", scaling[0])
         self.register_buffer("scale", scaling[1])
@@ -55,8 +56,10 @@ class Reading(nn.Module):
         """What the model sees, (n, k) float32: the very numbers that it was trained on."""
         parts = [self._features(column, rows[:, j : j + 1]) for j, column in enumerate(self.schema.columns)]
         x = (torch.cat(parts, 1) if parts else rows).to(torch.float32)
-        if self.function is not None:
-            x = torch.vmap(self.function)(x)
+        if self.mapped and self.mapped.function:
+            x = torch.vmap(self.mapped.function)(x)
+        elif self.mapped:
+            x = maps.of(self.mapped.text, x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)))
         return (x - self.mean) / self.scale
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ class Card:
     definition: str
     schema: str = dataclasses.field(default="", kw_only=True)
     """The public schema's one spelling, where the silo reads its file by one."""
+    feature_map: str = dataclasses.field(default="", kw_only=True)
+    """What the model sees of a record, where that is not the record itself."""
     held_out: int = dataclasses.field(default=0, kw_only=True)
     """Records that no training question sees and a Score is over; older cards say nothing of them."""
     checked: str = dataclasses.field(default="", kw_only=True)
@@ -38,7 +40,7 @@ class Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name, {"schema": "", "held_out": 0, "checked": ""}.get(field.name))
+            value = table.get(field.name, {"schema": "", "feature_map": "", "held_out": 0, "checked": ""}.get(field.name))
             if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 found[field.name] = tuple(value)
             elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):

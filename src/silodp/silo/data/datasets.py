@@ -11,7 +11,7 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,12 @@ class Dataset:
     embedded: bool
     how_to_get: str
     load: Callable[[int, Path | None], Split]
+    pixels: Callable[[int, Path | None], Split] | None = None
+    """Of images, the same split as pixels within [-1, 1]: nothing of it has been learnt from the records."""
+
+    def of(self, trial: int, data_dir: Path | None, *, raw: bool = False) -> Split:
+        """The split as the paper prepares it; `raw` is for a map of features, which has images as pixels."""
+        return (self.pixels if raw and self.pixels else self.load)(trial, data_dir)
 
 
 Silo = tuple[str, np.ndarray, np.ndarray]  # name, x, y
@@ -104,6 +110,12 @@ def _digits(trial: int, data_dir: Path | None) -> Split:
     return _split(silos, trial, 2)
 
 
+def _digit_pixels(trial: int, data_dir: Path | None) -> Split:
+    split = _digits(trial, data_dir)
+    x = split.train.x.mul(2).sub(1) * split.train.mask[..., None]
+    return replace(split, train=replace(split.train, x=x), test_x=split.test_x.mul(2).sub(1))
+
+
 def _mnist(trial: int, data_dir: Path | None) -> Split:
     """N = 25: one silo for each pair of an even and an odd digit, label 1 is odd; 50 principal components of standardised pixels.
 
@@ -112,14 +124,23 @@ def _mnist(trial: int, data_dir: Path | None) -> Split:
     return _split(_mnist_silos(data_dir), trial, 2)
 
 
-@lru_cache(maxsize=1)  # the trials of one experiment differ in the split only
-def _mnist_silos(data_dir: Path | None) -> list[Silo]:
+def _mnist_pixels(trial: int, data_dir: Path | None) -> Split:
+    return _split(_mnist_silos(data_dir, pixels=True), trial, 2, _signed)
+
+
+def _signed(pixels: np.ndarray) -> np.ndarray:
+    return (pixels / np.float32(127.5) - 1).astype(np.float32)
+
+
+@lru_cache(maxsize=2)  # the trials of one experiment differ in the split only
+def _mnist_silos(data_dir: Path | None, pixels: bool = False) -> list[Silo]:
     images, digit = _idx_pair(data_dir)
     members = [np.flatnonzero(digit == d)[: 5 * PER_DIGIT] for d in range(10)]
     if min(map(len, members)) < 5 * PER_DIGIT:
         raise BadInput(f"the MNIST files in {data_dir} have fewer than {5 * PER_DIGIT} images of some digit; take the official ones.")
     blocks = np.stack(members).reshape(10, 5, PER_DIGIT)
-    x = _pca(images[blocks.ravel()].reshape(-1, 28 * 28)).reshape(*blocks.shape, PCA_DIMENSIONS)
+    flat = images[blocks.ravel()].reshape(-1, 28 * 28)
+    x = flat.reshape(*blocks.shape, 1, 28, 28) if pixels else _pca(flat).reshape(*blocks.shape, PCA_DIMENSIONS)
     y = np.repeat([0, 1], PER_DIGIT)
     return [(f"{2 * i}/{2 * j + 1}", np.concatenate([x[2 * i, j], x[2 * j + 1, i]]), y) for i in range(5) for j in range(5)]
 
@@ -141,8 +162,16 @@ def _cifar10(trial: int, data_dir: Path | None) -> Split:
     mean = images.sum((0, 2, 3), dtype=np.int64) / images[:, 0].size
     square = np.array([np.square(images[:, c], dtype=np.uint16).sum(dtype=np.int64) for c in range(3)]) / images[:, 0].size
     centre, rate = (v.astype(np.float32)[:, None, None] for v in (mean, 1 / np.sqrt(square - mean**2)))
-    silos = [(name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)]
-    return _split(silos, trial, 10, lambda x: (x - centre) * rate)  # image bytes grow fourfold only here
+    return _split(_by_class(labels, images), trial, 10, lambda x: (x - centre) * rate)  # image bytes grow fourfold only here
+
+
+def _cifar10_pixels(trial: int, data_dir: Path | None) -> Split:
+    labels, images = (np.concatenate(part) for part in zip(*_cifar_batches(data_dir), strict=True))
+    return _split(_by_class(labels, images), trial, 10, _signed)
+
+
+def _by_class(labels: np.ndarray, images: np.ndarray) -> list[Silo]:
+    return [(name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)]
 
 
 def _idx_pair(data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
@@ -245,8 +274,8 @@ _MNIST = "get train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz (ossci-d
 _CIFAR = "get cifar-10-binary.tar.gz or cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html), and give --data-dir DIR"
 _ALL = (
     Dataset("wbcd", "Wisconsin breast cancer: malignant or benign, one silo for each", 569, 2, True, _HERE, _wbcd),
-    Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits),
-    Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist),
-    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10),
+    Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits, _digit_pixels),
+    Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist, _mnist_pixels),
+    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, _cifar10_pixels),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

@@ -19,6 +19,7 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import parse
+from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
@@ -53,7 +54,10 @@ class SiloData:
     known_by: tuple[np.ndarray, np.ndarray, bytes]
     missing: np.ndarray | None = None  # as x: where the schema had a value filled in
 
-    def records(self) -> Records:
+    def records(self, mapped: FeatureMap | None = None) -> Records:
+        """As the model sees them: a map's features are computed here, once, and stay in this process."""
+        if mapped:
+            return Records.of([(mapped.of(torch.from_numpy(self.x).float()), self.y)])
         return replace(Records.of([(self.x, self.y)]), missing=None if self.missing is None else torch.from_numpy(self.missing)[None])
 
 
@@ -84,8 +88,13 @@ def read_records(place: Place, schema: Schema | None) -> SiloData:
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
     """The problem in the silo's own words. Whether the policy approves it is for the door to say."""
-    words = Words(place.model, schema or Task.plain(len(place.classes)), place.prox, place.loss)
+    words = Words(place.model, schema or Task.plain(len(place.classes)), place.prox, place.loss, place.feature_map)
     return build(words, features, load=_approved(place))
+
+
+def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
+    """The map of features that the policy names, if it does."""
+    return feature_map(place.feature_map, _approved(place), schema.shape if schema else ()) if place.feature_map else None
 
 
 def file_hash(path: str) -> str:
@@ -169,7 +178,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
                 )
         sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
         door = Door(
-            policy, problem, own.records(), ledger,
+            policy, problem, own.records(approved_map(place, schema)), ledger,
             held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=own.known_by,
         )  # fmt: skip
         log.follow(ledger)

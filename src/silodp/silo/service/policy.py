@@ -282,7 +282,7 @@ class Shuffling:
             raise Refused("contributions")
 
 
-CODE = ("model", "loss", "prox")
+CODE = ("model", "loss", "prox", "feature_map")
 """Words that may be FILE.py:NAME."""
 
 
@@ -303,6 +303,8 @@ class Place(Site):
     loss: str = ""
     loss_sha256: str = ""
     prox_sha256: str = ""
+    feature_map: str = ""
+    feature_map_sha256: str = ""
 
     def __post_init__(self) -> None:
         for name in ("data", "label", "model", "prox", "ledger", "key"):
@@ -315,6 +317,7 @@ class Place(Site):
                 f'the SHA-256 of the {what}\'s file, or "" for a {what} by name',
             )
         _text("loss", self.loss, r"[^\0\n]{0,4096}", 'FILE.py:NAME, or "" for the loss of the task')
+        _text("feature_map", self.feature_map, r"[^\0\n]{0,4096}", 'photo:M, digit, FILE.py:NAME, or "" for none')
         _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
         check_texts("policy", "classes", self.classes)
         self.check("policy")
@@ -333,7 +336,7 @@ class Place(Site):
 
     @property
     def code(self) -> dict[str, tuple[str, str]]:
-        """Of model, loss and prox those that are FILE.py:NAME: the file, and the SHA-256 that the policy approves."""
+        """Of model, loss, prox and map of features those that are FILE.py:NAME: the file, and the SHA-256 that the policy approves."""
         return {what: (parse(text)[0], getattr(self, f"{what}_sha256")) for what in CODE if is_file(text := getattr(self, what))}
 
 

@@ -56,6 +56,8 @@ COMMENTS = {
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
+    "feature_map": 'What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a function of one record; "" for the record itself.',
+    "feature_map_sha256": "SHA-256 of that FILE.py, which you have read; weights that it loads with silodp.frozen are pinned in it.",
     "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
     "ledger": "The budget's ledger. It is never made anew.",
     "key": "The key with which the silo signs its answers. It stays here.",
@@ -96,6 +98,7 @@ def provision(
     model: str = "mlp:16",
     prox: str = "zero",
     loss: str = "",
+    feature_map: str = "",
     rule: str = "gdp",
     askers: Sequence[str] = (),
     anchor: Path | None = None,
@@ -125,7 +128,7 @@ def provision(
     if (rule == "totals") != bool(shuffling):
         raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
     own = {field.name for field in fields(Place)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox, loss) | _by(schema)
+    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
@@ -146,7 +149,7 @@ def provision(
     made = Silo(
         name=name, key=public(key), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked,
+        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, feature_map=feature_map,
         policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
         pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
@@ -162,8 +165,10 @@ def provision(
     return made
 
 
-def _place(data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str, loss: str = "") -> dict[str, Any]:
-    code = {"model": model, "prox": prox, "loss": loss}
+def _place(
+    data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str, loss: str = "", feature_map: str = ""
+) -> dict[str, Any]:
+    code = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
     return {
         "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
         "model_sha256": "", **{what: str(Path(text).resolve()) if is_file(text) else text for what, text in code.items()},

@@ -1,0 +1,78 @@
+"""A map of features by its words: one that ships, or FILE.py:NAME, in simulation, at a gate and where a model is used alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.extension import approved, is_file, made, parse
+from silodp.core.features import maps
+
+CHUNK = 250
+"""Pictures at once, always as many: a record's features are the same numbers whatever the records beside it are."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A public function of one record's raw features, the same for every record and fixed before any is seen."""
+
+    text: str
+    function: Callable[[Tensor], Tensor] | None
+    """None: a map that ships."""
+    shape: tuple[int, ...] = ()
+    """Of a picture, where a schema says so."""
+
+    @property
+    def source(self) -> str:
+        """What names the function in a problem's definition: the hash of its file, and its name."""
+        return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}" if self.function else maps.source(self.text)
+
+    def width(self, features: int) -> int:
+        """The number of features that it makes of so many; a user's function is tried on zeros."""
+        if self.function:
+            return self.of(torch.zeros(1, features)).shape[1]
+        maps.shape_of(features, self.shape)
+        return maps.parse(self.text)[1]
+
+    def of(self, x: Tensor) -> Tensor:
+        """Rows (n, k) to (n, m); BadInput, without a word of a record, if it fails or gives no finite row.
+
+        A user's function is shown each row alone; a map that ships has a record's features depend on that record alone by its arithmetic.
+        """
+        try:
+            found = self._alone(self.function, x) if self.function else self._shipped(x)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"the features {self.text} cannot be made ({type(error).__name__}); mend the function") from None
+        if found.dim() != 2 or not bool(found.isfinite().all()):
+            raise BadInput(f"the features {self.text} must be a vector of finite numbers for every record; bound them in the function")
+        return found
+
+    def _alone(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        rows = [torch.as_tensor(function(row.clone()), dtype=x.dtype) for row in x]
+        return torch.stack(rows) if rows else x
+
+    def _shipped(self, x: Tensor) -> Tensor:
+        shape, parts = maps.shape_of(x.shape[1], self.shape), []
+        for start in range(0, len(x), CHUNK):
+            part = x[start : start + CHUNK]
+            whole = torch.cat([part, part.new_zeros(CHUNK - len(part), part.shape[1])]).float()
+            parts.append(maps.of(self.text, whole.reshape(CHUNK, *shape))[: len(part)].to(x.dtype))
+        return torch.cat(parts) if parts else x.new_zeros(0, maps.parse(self.text)[1])
+
+
+def feature_map(text: str, load: Callable[[str], Any], shape: tuple[int, ...] = ()) -> FeatureMap:
+    """The map that the words name, for pictures of `shape` where that is known; `load` finds what FILE.py calls NAME."""
+    if not is_file(text):
+        maps.parse(text)
+        return FeatureMap(text, None, shape)
+    function = approved(text, made(text, load))
+    if not hasattr(function, "__call__"):  # noqa: B004
+        raise BadInput(f"{text} is no function; it should take one record's features (k,) to others (m,)")
+    return FeatureMap(text, function)

@@ -39,7 +39,7 @@ class Held(Source):
     def read_by(self) -> Schema | None:  # type: ignore[override]
         return self.by
 
-    def load(self, seed: int = 0, *, holes: bool = False) -> Loaded:
+    def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
         assert self.loaded is not None
         return self.loaded
 

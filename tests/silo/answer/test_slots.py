@@ -120,8 +120,8 @@ def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> 
 
 
 def each(asked: Exact, rows, dim: int, clip: float = 0.5) -> np.ndarray:
-    """(n, d): every record's integers."""
-    found, computed = [], slots.computed
+    """(n, d): every record's integers, where each is asked by itself (`test_products` has the others)."""
+    found, computed, asked._products = [], slots.computed, None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "computed", lambda *what: found.append(computed(*what)) or found[-1])
         integers(asked, rows, [], dim, clip)
@@ -237,6 +237,7 @@ def test_answers_of_every_sampling_compute_the_same_chunks(monkeypatch, short_ch
     monkeypatch.setattr(exact, "computed", lambda rows, x, *rest: seen.append(len(x)) or computed(rows, x, *rest))
     for held in (0.0, 0.3):
         asked = answerer("mlp", held_out_share=held)
+        asked._products = None
         w = asked.problem.initial([1])
         for sampling in (Poisson(0.05), Poisson(0.9), WithoutReplacement(0.2), DisjointBatches(3, 1)):
             for statistic in (Grad(w), GradDiff(w, 0.5 * w)):
@@ -388,4 +389,6 @@ def test_all_this_holds_with_every_instruction_set(forced):
         f"{HERE}::test_no_point_makes_a_poisson_release_give_away_more_than_is_charged[5-0.25]",
         f"{HERE}::test_a_gate_tries_its_kernels_before_it_serves",
         "tests/silo/answer/test_exact.py::test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit",
+        "tests/silo/answer/test_products.py::test_a_records_integers_are_the_same_whatever_the_others_hold",
+        "tests/silo/answer/test_products.py::test_products_of_a_chunk_are_those_of_integers",
     )

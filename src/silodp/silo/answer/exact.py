@@ -18,6 +18,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
     the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
     divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
+Gradients of models of known layers are summed by exact products of whole chunks (`products`), for which 1 to 4 hold as well: its docstring has the
+proof. There S with record j is within C / gamma of S without it, and that is all that 3 and amplification use.
 Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
 which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
 binomial noise is added. What leaves is for the shuffler's key alone (`door`).
@@ -48,6 +50,7 @@ from silodp.core.statistics import MAX_EDGES as MAX_EDGES
 from silodp.core.statistics import LocalSteps, Means, Rows, Score, Statistic
 from silodp.silo.answer import lattice
 from silodp.silo.answer.integers import lattice_step, levelled, quantised
+from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, pinned, slots, verify
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
@@ -56,6 +59,8 @@ MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
+MOST_IN_PRODUCTS = 2**22
+"""Records up to which a sum of integers of 2^30 is exact in float64."""
 
 
 class Exact:
@@ -79,6 +84,7 @@ class Exact:
         self._x, self._y = records.x[0, : self._n].cpu(), records.y[0, : self._n].cpu()
         self._absent, self._held = records.absent[0, : self._n].cpu(), held_out(self._n, held_out_share)
         self.features, self._threads = math.prod(self._x.shape[1:]), torch.get_num_threads()
+        self._products = Products.of(problem, self._x.shape[1:]) if self._n <= MOST_IN_PRODUCTS else None
 
     def verify(self) -> None:
         """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
@@ -90,6 +96,11 @@ class Exact:
         with pinned(self._threads):
             for w in (ordinary, 1e150 * ordinary):
                 verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
+            if self._products:
+                self._products.verify(self._n)
+                for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
+                    rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
+                    verify(rows, like, self._products.sizes(self._n), dim, alive=points[0] is ordinary)
             score = Score(ordinary, 2, 1.0)
             verify(score.rows(self.problem, 0), like, sizes, score.shape[-1])
 
@@ -206,7 +217,10 @@ class Exact:
         def whole(x: Tensor, y: Tensor) -> Tensor:
             return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
 
-        total, source, drawn = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source, self._mask(chosen)
+        drawn = self._mask(chosen)
+        if self._products and isinstance(rows, Gradients):
+            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma)
+        total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
         for slot in self._slots(dim):
             integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)
             total += integers.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
@@ -221,19 +235,23 @@ class Exact:
         drawn[chosen] = True
         return drawn
 
-    def _gradients(self, points: list[Tensor]) -> Rows:
-        """grad f0(w, x) of each record in float64, or its difference between two points."""
-        constants = self.problem.constants(points[0].double())
+    def _gradients(self, points: list[Tensor]) -> Gradients:
+        return Gradients(self.problem, points)
 
-        def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            output = functional_call(self.problem.model, self.problem.split(w) | constants, (x[None],))
-            return self.problem.record_loss(output[0], y)
 
-        def gradients(x: Tensor, y: Tensor) -> Tensor:
-            each = [vmap(grad(loss), (None, 0, 0))(w[0].double(), x, y) for w in points]
-            return each[0] if len(each) == 1 else each[0] - each[1]
+class Gradients:
+    """grad f0(w, x) of each record in float64, or its difference between two points: whatever the model, by itself."""
 
-        return gradients
+    def __init__(self, problem: Problem, points: list[Tensor]) -> None:
+        self.problem, self.points, self._constants = problem, points, problem.constants(points[0].double())
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
+        return each[0] if len(each) == 1 else each[0] - each[1]
+
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(self.problem.model, self.problem.split(w) | self._constants, (x[None],))
+        return self.problem.record_loss(output[0], y)
 
 
 # --- the lattice ----------------------------------------------------------------------------------------------------------------------

@@ -251,3 +251,29 @@ def test_images_without_classes_are_predicted_by_name(silodp, tmp_path):
     rows = json.loads(silodp("predict", "run", new, "--json")[1])["rows"]
     assert [row["file"] for row in rows] == [f"light{j}.png" for j in range(5)]
     assert "no folder with PNG" in silodp("predict", "run", tmp_path / "a")[2]
+
+
+def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, trained, tmp_path):
+    run, _ = trained(model="logistic")
+    code, out, _ = silodp("card", run, "--use", "Adults in two clinics.")
+    assert (code, out.startswith("# Model card: run\n")) == (0, True)
+    for said in (
+        "Adults in two clinics.",
+        "| predicts | y (binary): no, yes |",
+        "age, sodium, sex, smoker",
+        "unit: one record",
+        "| s0 | 60 | 20 |",
+        "nobody has asked held-out records",
+        "The seed was fixed (1)",
+    ):
+        assert said in out
+    privacy = json.loads(silodp("card", run, "--json")[1])["privacy"]
+    assert [silo["epsilon"] for silo in privacy["silos"]] == pytest.approx([20, 20])
+    assert privacy["silos"][0]["mu"] > 0
+    (run / "evaluations.jsonl").write_text(json.dumps({"scores": [{"name": "all", "held_out": 9, "figures": {"accuracy": {
+        "value": 0.81, "low": 0.7, "high": 0.9, "noise": 0.05, "sampling": 0.1, "too_noisy": False}}}]}) + "\n")  # fmt: skip
+    assert "| all | 9 | accuracy | 0.81 | 0.700-0.900 |" in silodp("card", run)[1]
+    assert silodp("card", run, "--out", "CARD.md")[0] == 0
+    assert "nothing is written over" in silodp("card", run, "--out", "CARD.md")[2]
+    (run / "spent.json").unlink()
+    assert "no finished training" in silodp("card", run)[2]

@@ -26,6 +26,7 @@ class Silodp(LazyGroup):
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
         Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
         Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),
+        Listed(START, "use", "card", "A model card: use, price of each silo, how good it is."),
         Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
         Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
         Listed(CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.console import Json, dump, say
+from silodp.cli.questions import ask_schema, ask_silos, schema_text
+from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import TYPES
 from silodp.host.atomic import new_files
@@ -189,11 +193,17 @@ def init(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
     seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
+    template: Annotated[str | None, typer.Option(help="A whole schema to start from: omop or fhir.")] = None,
+    ask: Annotated[
+        bool | None,
+        typer.Option("--ask/--yes", help="Ask for all that the schema needs, or leave a draft to fill in; a terminal is asked."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Start a project: silodp.toml, schema.toml, model.py and a README with the next commands. Writes over nothing.
 
-    Examples: `silodp init trial --demo` · `silodp init study --from clinic.csv --type age=number --type id=ignore --label outcome`
+    Examples: `silodp init trial --demo` · `silodp init study --from clinic.csv --type age=number --type id=ignore --label outcome` ·
+    `silodp init study --template omop`
     """
     if demo and (source or types or label):
         raise BadInput("--demo comes with a schema of its own; leave out --from, --type and --label")
@@ -205,18 +215,27 @@ def init(
             f"model {model!r} is unknown; use linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py"
         )
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
-    left_out = 0
+    left_out, own = 0, []
+    if template and (demo or source or types or label or template not in TEMPLATES):
+        raise BadInput(f"--template is {template!r}; it must be one of {', '.join(TEMPLATES)}, without --demo, --from, --type and --label")
+    asks = not (demo or template) and (ask if ask is not None else sys.stdin.isatty() and not as_json)
     if demo:
         from silodp.silo.data import demo as made_up
 
         files["schema.toml"] = made_up.SCHEMA
         files |= {f"data/{name}.csv": made_up.csv_text(name, seed) for name in (*made_up.HOSPITALS, "test")}
+    elif template:
+        files["schema.toml"] = TEMPLATES[template]
     else:
         said = dict(map(_typed, types or ()))
         known = [*said, *(name.strip() for name in columns.split(",") if name.strip()), *([label] if label else [])]
-        names, left_out = _names(source, known)
-        files["schema.toml"] = draft(names, said, label)
-    silos = ", ".join(f'"{name}"' for name in files if name.startswith("data/") and name != "data/test.csv")
+        names, left_out = _names(source, known, asks=asks)
+        if asks:
+            files["schema.toml"], left_out = schema_text(ask_schema(names, said, label)), 0
+            own = [os.path.relpath(path, folder.resolve()) for path in ask_silos()]
+        else:
+            files["schema.toml"] = draft(names, said, label)
+    silos = ", ".join(json.dumps(name) for name in own or [n for n in files if n.startswith("data/") and n != "data/test.csv"])
     test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
     if word == "model.py:build":
@@ -224,12 +243,18 @@ def init(
     with new_files(folder, files, mode=0o700):
         pass
     if as_json:
-        return dump({"folder": str(folder), "files": sorted(files), "draft": not demo, "columns_left_out": left_out})
+        return dump({"folder": str(folder), "files": sorted(files), "draft": not (demo or template or asks), "columns_left_out": left_out})
     if left_out:
         say(f"Columns of {source} that were not named, and are not in the draft: {left_out}. Add them by --type or --columns, or by hand.")
     say(f"Wrote {', '.join(sorted(files))} in {folder}.")
     if demo:
         return say(f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}")
+    if template or asks:
+        listed = "" if own else f"List the silos' files in {folder / FILE}. "
+        return say(
+            f"{listed}Next, at each silo: silodp silo check FILE --schema {folder / 'schema.toml'}",
+            f"Then: silodp train --project {folder}",
+        )
     say(
         "schema.toml is a draft: fill in types, ranges, categories and the task from public knowledge. Nothing of them was, or may be, read "
         "off the data.",
@@ -249,26 +274,26 @@ def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     return "\n".join(lines) + LABEL.format(column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN)
 
 
-def _names(source: Path | None, known: list[str]) -> tuple[list[str], int]:
+def _names(source: Path | None, known: list[str], *, asks: bool = False) -> tuple[list[str], int]:
     """The names that the user gave, in the header's order, and how many others there are. No other goes into the draft, which is public, or into a sentence: what stands
     first in a file without a header is a record."""
     if source is None:
-        if known:
+        if known and not asks:
             raise BadInput(f"--type, --columns and --label name columns of a file, here {known[0]!r}; give --from FILE, which has them")
-        return [], 0
+        return known, 0
     from silodp.silo.data.files import header
 
     names = header(source)
     if any(re.fullmatch(r"[-+.\d][-+.,\d]*(e[-+]?\d+)?", name, re.IGNORECASE) or not name for name in names):
         raise BadInput(f"{source} seems to have no header, for a column has a number or nothing for a name; give each column a name")
-    if not known:
+    if not known and not asks:
         raise BadInput(
             f"name the columns of {source} by --type or --columns, and --label: its first line may be a record, and is not copied"
         )
     for name in known:
         if name not in names:
             raise BadInput(f"{source} has no column {name!r} in its first line; is that line a header of names, separated by commas?")
-    return [name for name in names if name in known], len(set(names) - set(known))
+    return names if asks else [name for name in names if name in known], len(set(names) - set(known))
 
 
 def _typed(word: str) -> tuple[str, str]:

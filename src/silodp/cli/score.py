@@ -151,6 +151,11 @@ def federation_evaluate(
             classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
         )  # fmt: skip
     answer = {"scores": as_rows(found), "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": str(place)}
+    line = json.dumps(answer) + "\n"
+    kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
+    if not kept.exists() or line not in kept.read_text("utf-8"):
+        with open(kept, "a", encoding="utf-8") as file:
+            file.write(line)
     if as_json:
         print(json.dumps(answer))
         return

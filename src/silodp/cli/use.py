@@ -1,4 +1,4 @@
-"""`silodp predict` and `silodp export`: from a trained model to its use."""
+"""`silodp predict`, `silodp export` and `silodp card`: from a trained model to its use."""
 
 from __future__ import annotations
 
@@ -93,3 +93,30 @@ def export(
     if as_json:
         return dump({"to": to, "files": list(map(str, paths))})
     say(f"Wrote {', '.join(map(str, paths))}.")
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished `silodp train` or `federation run`.", show_default=False)],
+    use: Annotated[str, typer.Option(help="What the model is for, and for whom, in your words.")] = "",
+    out_file: Annotated[Path | None, typer.Option("--out", help="A new markdown file; by default the card is printed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A model card in markdown: what was learnt, for what use, what it cost each silo's records, how good it is, what is not protected.
+
+    Examples: `silodp card runs/train` · `silodp card runs/train --use "Triage of adults in emergency wards" --out CARD.md`
+    """
+    from silodp.pages import runs
+    from silodp.pages.card import card as written
+    from silodp.pages.card import facts
+
+    found = runs.read(run)
+    text = written(found, use)
+    if out_file:
+        try:
+            with out_file.open("x", encoding="utf-8") as target:
+                target.write(text)
+        except OSError as error:
+            raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+    if as_json:
+        return dump({"privacy": facts(found), "out": str(out_file) if out_file else None, "card": text})
+    say(f"Wrote {out_file}.") if out_file else print(text, end="")

@@ -70,6 +70,16 @@ def open_model(given: Path, code: dict[str, str | None] | None = None) -> Stored
         raise BadInput(f"{path} is not whole ({type(error).__name__}); give the file as training wrote it") from None
 
 
+def about_of(given: Path) -> dict[str, str]:
+    """What a model's file says of itself, and its hash, without building anything."""
+    path = given / FILE if given.is_dir() else given
+    try:
+        with safe_open(path, "pt") as file:
+            return dict(file.metadata() or {}) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    except (OSError, SafetensorError):
+        raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+
+
 def facts(**words: str) -> dict[str, str]:
     """For a model's file: each word and, where it is FILE.py:NAME, the file's own name and hash: where it lay is nobody's business."""
     found: dict[str, Any] = {}

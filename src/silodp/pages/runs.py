@@ -231,7 +231,21 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         "parameters": cards[0]["parameters"],
     }  # fmt: skip
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
-    return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary)
+    return Run(
+        folder,
+        "federation",
+        state,
+        said,
+        about,
+        done,
+        order["rounds"],
+        tuple(silos),
+        rounds,
+        (),
+        summary,
+        {},
+        _lines(folder / "evaluations.jsonl"),
+    )
 
 
 def _compared(folder: Path, config: dict[str, Any]) -> Run:

@@ -1,0 +1,115 @@
+"""`silodp card`: a model card in markdown, with a privacy block that a data officer can copy. Everything in it is in the run's folder already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from silodp.core.errors import BadInput
+from silodp.core.figures import NO_MU, TOO_NOISY, WHY, cells, shown
+from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
+from silodp.core.problem.schema import Schema
+from silodp.host.model import about_of
+from silodp.pages.runs import Run, Silo
+from silodp.pages.unprotected import sentences
+
+UNTOLD = "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and for what it was never tested."
+TUNED = {
+    True: "a tuning on the silos' own records chose the settings, and its price is in its own folder (tune.json); it is not in the figures above",
+    False: "the run's folder records none; if settings were chosen by looking at other runs on these records, their price is not in the figures above",
+}
+
+
+def card(run: Run, use: str = "") -> str:
+    """The card of a run that came to its end."""
+    if run.kind not in ("train", "federation") or run.state != "finished":
+        raise BadInput(f"{run.folder} holds no finished training; a model card is of `silodp train` or `silodp federation run`")
+    about = about_of(run.folder)
+    parts = [
+        f"# Model card: {run.folder.resolve().name}",
+        _what(run, about),
+        f"## Intended use\n{use.strip() or UNTOLD}",
+        _privacy(run),
+        _scores(run),
+    ]
+    parts.append("## What is not protected, and what to know\n" + "\n".join(f"- {sentence}" for sentence in sentences(run)))
+    return "\n\n".join(parts) + "\n"
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """The privacy block, for machines."""
+    return {
+        "unit": _unit(run), "neighbours": "replace one; the number of records is public", "trust": run.about.get("trust", "isrl"), "rule": run.rule,
+        "silos": [{"name": s.name, "records": s.records, "epsilon": s.together[0], "delta": s.together[1], "mu": _mu(s), "training_epsilon": s.spent} for s in run.silos],
+        "tuning_charged": False if not _tuned(run) else None, "simulated": run.kind == "train",
+    }  # fmt: skip
+
+
+def _what(run: Run, about: dict[str, str]) -> str:
+    schema = Schema.parse(about["schema"], "the model") if "schema" in about else None
+    plain = json.loads(about.get("plain", "{}"))
+    columns = [column.name for column in schema.columns] if schema else plain.get("features", [])
+    classes = schema.label.classes if schema else plain.get("classes", [])
+    label = f"{schema.label.name} ({schema.label.task})" if schema else str(plain.get("label", ""))
+    rows = {
+        "model": f"{about.get('model')}, {run.about.get('parameters')} parameters",
+        "predicts": label + (f": {', '.join(classes)}" if classes else ""),
+        "from": f"{', '.join(columns[:12])}{f' and {len(columns) - 12} more' if len(columns) > 12 else ''}" if columns else "images",
+        "learnt by": f"{run.algorithm}, {run.total} rounds, over {len(run.silos)} silos"
+        + (", in simulation" if run.kind == "train" else ""),
+        "file": f"model.safetensors, SHA-256 {about['sha256']}",
+    }
+    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _privacy(run: Run) -> str:
+    whom = {"shuffle": "the server, which sees totals", "central": "whoever sees the model; the server sees every record"}
+    lines = [
+        "## Privacy",
+        f"- unit: {_unit(run)}; neighbours replace one record, and the number of records is public",
+        f"- against: {whom.get(str(run.about.get('trust')), 'everybody who sees what a silo sends, the server and the other silos too')}",
+        f"- accounting: rule {run.rule}; figures are of training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, rounded up",
+        f"- tuning: {TUNED[_tuned(run)]}",
+        "",
+        "| silo | records | epsilon | delta | mu | of which training |",
+        "|---|---|---|---|---|---|",
+    ]
+    for s in run.silos:
+        mu = _mu(s)
+        lines.append(
+            f"| {s.name} | {s.records} | {shown(s.together[0])} | {rounded_up(s.together[1])} | {'-' if mu is None else shown(mu)} | {shown(s.spent)} |"
+        )
+    return "\n".join([*lines, *(["", f"mu: {NO_MU}."] if any(_mu(s) is None for s in run.silos) else [])])
+
+
+def _scores(run: Run) -> str:
+    if not run.evaluations:
+        return "## Evaluation\nNone: nobody has asked held-out records how good the model is (`silodp evaluate`)."
+    lines = [
+        "## Evaluation",
+        "On held-out records, by private releases; the last one.",
+        "",
+        "| silo | records | figure | value | 95 % by noise |",
+        "|---|---|---|---|---|",
+    ]
+    rows = [
+        (row["name"], row["held_out"], name, *cells(figure)[:2])
+        for row in run.evaluations[-1]["scores"]
+        for name, figure in row["figures"].items()
+    ]
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), *(["", WHY] if any(TOO_NOISY in row for row in rows) else [])]
+    )
+
+
+def _unit(run: Run) -> str:
+    return "one record, a row of a silo's file" if not run.about.get("user_level") else "one record; budgets were given for a whole silo"
+
+
+def _mu(s: Silo) -> float | None:
+    return gdp_mu(Budget(*s.together)) if s.gaussian else None
+
+
+def _tuned(run: Run) -> bool:
+    return any((place / "tune.json").exists() for place in (run.folder, Path(run.folder).resolve().parent))

@@ -1,0 +1,101 @@
+"""`silodp init` asks: every answer is checked, and what comes out is a whole schema; templates are whole from the start."""
+
+import builtins
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from silodp.core.problem.schema import Schema
+from silodp.silo.data.tables import read_table
+
+ANSWERS = [
+    "outcome", "readmitted", "guess", "binary", "no", "no,yes",  # two of these are refused, and asked for again
+    "ignore",  # id
+    "number", "zero", "0", "-1", "110", "", "category", "f,m,other", "", "boolean", "maybe", "false", "?", "gone.csv", "a.csv",
+]  # fmt: skip
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    def give(*words):
+        left = iter(words)
+
+        def read(question):
+            try:
+                return next(left)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(builtins, "input", read)
+        return left
+
+    return give
+
+
+def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path):
+    pd.DataFrame({"id": [1, 2], "age": [40, "?"], "sex": ["f", "x"], "smoker": ["yes", ""], "readmitted": ["no", "yes"]}).to_csv(
+        "a.csv", index=False
+    )
+    left = answers(*ANSWERS)
+    code, out, err = silodp("init", "study", "--from", "a.csv", "--ask", "--model", "logistic")
+    assert (code, err, list(left)) == (0, "", [])
+    for said in (
+        "Give one of id, age, sex, smoker, readmitted.",
+        "Give one of binary",
+        "Give 2 different words",
+        "Give a number",
+        "It must be above 0.",
+        "gone.csv does not exist",
+    ):
+        assert said in out
+    assert "fill in" not in Path("study/schema.toml").read_text()
+    schema = Schema.load("study/schema.toml")
+    assert schema.missing_codes == ("?",)
+    assert read_table(tmp_path / "a.csv", schema).x.shape == (2, 2 + 4 + 2)
+    assert 'silo = ["../a.csv"]' in Path("study/silodp.toml").read_text()
+    assert "silodp silo check FILE --schema study/schema.toml" in out
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "field"),
+    [
+        ("survival", ["event", "6,3", "6,12"], {"task": "survival", "time": "y", "event": "event", "edges": [6.0, 12.0]}),
+        ("regression", ["0", "30"], {"task": "regression", "column": "y", "range": [0.0, 30.0]}),
+        ("count", ["40"], {"task": "count", "column": "y", "most": 40}),
+        ("ordinal", ["a,b", "a,b,c"], {"task": "ordinal", "column": "y", "classes": ["a", "b", "c"]}),
+        ("multiclass", ["a,b,c"], {"task": "multiclass", "column": "y", "classes": ["a", "b", "c"]}),
+    ],
+)
+def test_every_task_can_be_answered(silodp, answers, task, words, field):
+    event = ["event"] if task == "survival" else []
+    answers(",".join(["y", "x", *event]), "y", task, *words, "number", "0", "1", "refuse", "", "")
+    assert silodp("init", "study", "--ask")[0] == 0
+    assert Schema.load("study/schema.toml").label.table() == field
+
+
+def test_answers_that_end_too_early_write_nothing(silodp, answers):
+    answers("a,b")
+    code, _, err = silodp("init", "study", "--ask")
+    assert (code, "use --yes for a draft" in err, Path("study").exists()) == (2, True, False)
+
+
+def test_a_script_is_not_asked(silodp, answers):
+    answers()
+    assert silodp("init", "study", "--yes")[0] == 0
+    assert "fill in" in Path("study/schema.toml").read_text()
+
+
+@pytest.mark.parametrize("form", ["omop", "fhir"])
+def test_a_template_is_whole(silodp, form):
+    code, out, _ = silodp("init", "study", "--template", form, "--json")
+    assert (code, json.loads(out)["draft"]) == (0, False)
+    schema = Schema.load("study/schema.toml")
+    assert len(schema.columns) >= 11
+    assert schema.task.kind == "binary"
+
+
+def test_an_unknown_template_gets_a_sentence(silodp):
+    assert "it must be one of omop, fhir" in silodp("init", "study", "--template", "i2b2")[2]
+    assert "without --demo" in silodp("init", "study", "--template", "omop", "--demo")[2]

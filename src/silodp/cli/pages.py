@@ -43,12 +43,7 @@ def report(
     if mlflow:
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
-    if out_file and out_file.is_file() and not _ours(out_file):
-        raise BadInput(f"{out_file} is there and is no report of silodp; choose another name with --out")
-    try:
-        _put(page, written(found, rows))
-    except OSError as error:
-        raise BadInput(f"{page} cannot be written ({error.strerror}); choose another with --out") from None
+    put(page, written(found, rows), over_any=out_file is None)
     if as_json:
         return dump({"page": str(page), "run_sha256": runs.fingerprint(run)})
     say(f"Wrote {page}: it stands alone, and prints.")
@@ -60,11 +55,16 @@ def _ours(page: Path) -> bool:
         return MARK in file.read(2000)
 
 
-def _put(page: Path, text: str) -> None:
-    """The page takes the place of an earlier one; a link that came with the folder is neither followed nor written through."""
-    if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
-        raise BadInput(f"{page} is there and is no plain file; remove it, or choose another with --out")
-    write(page, text, mode=0o666)
+def put(page: Path, text: str, *, over_any: bool = False) -> None:
+    """The page takes the place of an earlier one and, where a run's folder is its place, of any file there; a link in its place is neither followed nor written through."""
+    try:
+        if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
+            raise BadInput(f"{page} is there and is no plain file; remove it, or choose another")
+        if not over_any and page.is_file() and not _ours(page):
+            raise BadInput(f"{page} is there and is no report of silodp; choose another name")
+        write(page, text, mode=0o666)
+    except OSError as error:
+        raise BadInput(f"{page} cannot be written ({error.strerror}); choose another") from None
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

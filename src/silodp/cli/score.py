@@ -1,4 +1,6 @@
-"""`silodp evaluate` and `silodp profile`, and the same over a federation: figures of held-out records and of features, each with its price."""
+"""`silodp evaluate`, `profile` and `survival`, and the same over a federation: figures of held-out records, of features and of survival times,
+each with its price.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +107,38 @@ def profile(
         out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
 
 
+Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
+
+
+def survival(
+    schema: Annotated[Path | None, typer.Option(help="The public schema of the files, in TOML, whose label is a survival time.")] = None,
+    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo.")] = None,
+    epsilon: Annotated[list[str] | None, typer.Option(help="What each silo pays: a number, or NAME=NUMBER for one silo.")] = None,
+    delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
+    page: Page = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A private Kaplan-Meier curve over all silos, by one question: how many had the event, or were lost, in each of the public time bins.
+
+    The 95 % band includes the privacy noise. Where noise hides who is still there, the curve ends.
+
+    Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page curve.html`
+    """
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+    from silodp.lab.scoring import survival_data
+    from silodp.lab.source import Source
+    from silodp.server.order import Order
+
+    order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
+    with interruptible("nothing was shown, so nothing was spent"):
+        answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
+    if _show_survival(answer, page, as_json):
+        for paid in answer["silos"]:
+            out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+
+
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +226,32 @@ def federation_profile(
     _show_charged(answer["silos"])
 
 
+@federation.command("survival")
+def federation_survival(
+    folder: Folder = Path("federation"),
+    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    page: Page = None,
+    as_json: Json = False,
+) -> None:
+    """A private Kaplan-Meier curve of what the silos train on, by one question of each; their policies must allow it.
+
+    Example: `silodp federation up --project . --allow-profile` and then `silodp federation survival --epsilon 1`
+    """
+    from silodp.server.estimates.scoring import gaussian_for
+    from silodp.server.estimates.survival import survival as survival_of
+    from silodp.server.estimates.survival import survival_label
+
+    cards, budgets = _cards(folder, epsilon)
+    label = survival_label(Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None)
+    fed = _remote(folder, cards, f"survival {epsilon!r}", deadline)
+    with interruptible(REPEATED):
+        found = survival_of(fed, gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
+    answer = found | {"silos": _charged(cards, budgets)}
+    if _show_survival(answer, page, as_json):
+        _show_charged(answer["silos"])
+
+
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
     from silodp.core.privacy.accounting import Budget
 
@@ -243,6 +303,27 @@ def _show_scores(rows: Sequence[dict]) -> None:
     out.print(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
         out.print(WHY)
+
+
+def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
+    """Whether it was shown to people, who are then told the price."""
+    if page:
+        from silodp.cli.pages import put
+        from silodp.pages.survival import page_of
+
+        put(page, page_of(answer))
+    if as_json:
+        print(json.dumps(answer))
+        return False
+    table = Table(title=f"Without the event, by a private release over {answer['records']} records")
+    for column in (f"until {answer['time']}", "share", "95 %", "still there"):
+        table.add_column(column, justify="right")
+    for row in answer["curve"]:
+        share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
+        table.add_row(f"{row['time']:g}", share, f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %", f"{max(row['at_risk'], 0):.0f}")
+    out.print(table)
+    out.print(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
+    return True
 
 
 def _show_profile(answer: dict) -> None:

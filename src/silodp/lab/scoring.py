@@ -30,6 +30,7 @@ from silodp.lab.source import Source
 from silodp.lab.training import mapped, read_back, words_of
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+from silodp.server.estimates.survival import survival, survival_label
 from silodp.server.federation import Everyone, Federation
 from silodp.server.folder import write_json
 from silodp.server.order import MODEL, Order, budgets_of, check_seed, with_default_delta
@@ -104,6 +105,18 @@ def profile_data(order: Order, source: Source) -> dict:
     problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
     fed, ledger = _connected(problem, records, budgets, order.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
+    warn_of_delta(with_default_delta(order, records.names, records.counts))
+    return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+
+
+def survival_data(order: Order, source: Source) -> dict:
+    """The survival curve of the silos' own files, within the order's budgets."""
+    label = survival_label(source.read_by.label if source.read_by else None)
+    records = source.load(order.coins).records
+    budgets = _budgets(order, records)
+    problem = build(Words("linear", Task.plain(0)), math.prod(records.x.shape[2:]), load=load)
+    fed, ledger = _connected(problem, records, budgets, order.seed, "survival")
+    found = survival(fed, gaussian_for("survival", budgets), label, records.counts)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 

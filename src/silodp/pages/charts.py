@@ -22,8 +22,8 @@ class Series:
     errors: Sequence[float] = ()
     area: bool = False
     dots: bool = False
-    band: Sequence[float] = ()
-    """How far it may be off at each point, drawn as an area about it."""
+    band: Points = ()
+    """(low, high) at each point, drawn as an area about the line."""
 
 
 def chart(
@@ -91,7 +91,7 @@ def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
     colour, parts = f"s{s.colour}", []
     words = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(path))
     if s.band:
-        edges = [at(x, y + side * width) for side in (1, -1) for (x, y), width in list(zip(s.points, s.band, strict=True))[::side]]
+        edges = [at(x, ends[side > 0]) for side in (1, -1) for (x, _), ends in list(zip(s.points, s.band, strict=True))[::side]]
         parts.append(
             tag(
                 "path",

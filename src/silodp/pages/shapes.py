@@ -47,7 +47,12 @@ def shapes(run: Run) -> list[Markup]:
     for j, place in enumerate(basis.numbers):
         across = _knots(model, basis, place)
         series = [
-            Series(name, list(zip(across, values.tolist(), strict=True)), k, band=width.tolist() if noise and len(curves) == 1 else ())
+            Series(
+                name,
+                list(zip(across, values.tolist(), strict=True)),
+                k,
+                band=[(v - w, v + w) for v, w in zip(values.tolist(), width.tolist(), strict=True)] if noise and len(curves) == 1 else (),
+            )
             for k, (name, values) in enumerate(zip(outputs, curves[:, j], strict=False))
         ]
         drawn.append(chart(names[place], "", series, across="", up=up, small=True, low=low, top=high))

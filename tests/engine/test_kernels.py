@@ -105,19 +105,6 @@ def test_convolutions_by_the_kernel_are_those_of_the_cpu(name, bias):
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [(2, 2), (2, 3), (5, 5), (17, 20)])
-def test_windows_give_the_maxima_and_gradients_of_torch_to_the_bit_also_for_ties_and_nan(kernel):
-    a = (3 * torch.randn(3, 4, 37, 41)).round()
-    a[0, 0, 0, 0] = torch.nan
-    a.requires_grad_()
-    expected = functional.max_pool2d(a, kernel)
-    e = torch.randn_like(expected)
-    expected.backward(e)
-    found, which = kernels.pool(a.detach().cuda(), kernel)
-    torch.testing.assert_close(found.cpu(), expected.detach(), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(kernels.unpool(e.cuda(), which, a.shape[2:], kernel).cpu(), a.grad)
-
-
 @pytest.mark.parametrize(("most", "memory"), [(512, 2**31), (30, 40_000)])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("moved", [None, 1e-2])

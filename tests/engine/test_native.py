@@ -13,6 +13,7 @@ from silodp.core.problem.losses import Huber, cross_entropy, logistic, squared_e
 from silodp.core.problem.models import cnn
 from silodp.core.problem.problem import Problem
 from silodp.engine import native
+from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import ENGINES, IN_TORCH, clipped_sum, task
 from silodp.engine.structured import numbers
 from silodp.testing.model import record_gradients
@@ -35,17 +36,37 @@ ODD = (
         *(nn.Sequential(nn.Conv2d(2, 3, (1, 7), padding=(0, 3)), nn.MaxPool2d((3, 1)), nn.ReLU()), nn.Flatten(), nn.Linear(3 * 4, 2)),
     )
 )
-IMAGES = {"CNN": (3, 18, 18), "CNN of odd settings": (2, 9, 11), "ready CNN": (2 * 8 * 9,)}
+TOKENS = 11
+TRANSFORMER = nn.Sequential(
+    *(nn.Embedding(TOKENS, 16, padding_idx=3), Residual(nn.LayerNorm(16), nn.Linear(16, 48), SelfAttention(2), nn.Linear(16, 16))),
+    *(Residual(nn.LayerNorm(16), nn.Linear(16, 40), nn.GELU(), nn.Dropout(0.5).eval(), nn.Linear(40, 16)), MeanPool(), nn.Linear(16, 3)),
+)
+ROWS = nn.Sequential(  # widths and rows that fill no vector, heads of two widths, norms without weight or bias, sums within sums and of nothing
+    *(nn.Linear(5, 12), Residual(nn.Identity(), nn.LayerNorm(12, bias=False), Residual(nn.Linear(12, 36), SelfAttention(3), nn.ReLU()))),
+    *(Residual(), nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 54, bias=False), SelfAttention(2), nn.GELU(), MeanPool()),
+    *(nn.LayerNorm(18), nn.Linear(18, 2)),
+)
+IMAGES = {
+    "CNN": (3, 18, 18), "CNN of odd settings": (2, 9, 11), "ready CNN": (2 * 8 * 9,), "transformer": (6,), "sequence of numbers": (19, 5),
+}  # fmt: skip
 CASES = {
     "CNN": (Problem(CNN, cross_entropy), (3, 40), lambda shape: torch.randint(0, 3, shape)),
     "CNN of odd settings": (Problem(ODD, squared_error), (2, 17), lambda shape: torch.randn(*shape, 2)),
     "ready CNN": (Problem(cnn((2, 8, 9), 2), cross_entropy), (1, 33), lambda shape: torch.randint(0, 2, shape)),
+    "transformer": (Problem(TRANSFORMER, cross_entropy), (2, 35), lambda shape: torch.randint(0, 3, shape)),
+    "sequence of numbers": (Problem(ROWS, cross_entropy), (3, 8), lambda shape: torch.randint(0, 2, shape)),
     "labels": (Problem(SMALL, cross_entropy), (3, 100), lambda shape: torch.randint(0, 3, shape)),
     "deep": (Problem(DEEP, squared_error), (2, 97), lambda shape: torch.randn(*shape, 2)),
     "one logit": (Problem(nn.Sequential(nn.Linear(FEATURES, 1)), logistic), (2, 7), lambda shape: torch.randint(0, 2, shape).float()),
     "one target": (Problem(nn.Sequential(nn.Linear(FEATURES, 1)), squared_error), (2, 7), torch.randn),
     "many records": (Problem(SMALL, cross_entropy), (1, 3100), lambda shape: torch.randint(0, 3, shape)),
 }
+
+
+def records(case, *shape):
+    """Of five tokens, so that records repeat them, or of numbers."""
+    size = *shape, *IMAGES.get(case, (FEATURES,))
+    return torch.randint(0, 5, size) if case == "transformer" else torch.randn(size)
 
 
 def sums(problem, w, x, y, weight, clip, reference=None, **about):
@@ -60,7 +81,7 @@ def sums(problem, w, x, y, weight, clip, reference=None, **about):
 def test_the_sums_are_those_of_the_path_in_torch(case, difference):
     torch.manual_seed(0)
     problem, shape, targets = CASES[case]
-    x, y, clip = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), torch.tensor([[0.3], [2.0]])
+    x, y, clip = records(case, *shape), targets(shape), torch.tensor([[0.3], [2.0]])
     for own, weighted in itertools.product((False, True), repeat=2):
         seeds = range(4 * shape[0] if own else 4)
         w, reference = problem.initial(seeds).view(2, 2, *((shape[0],) if own else ()), problem.dim)
@@ -70,25 +91,25 @@ def test_the_sums_are_those_of_the_path_in_torch(case, difference):
         torch.testing.assert_close(sums(problem, w, x, y, weight, clip, **about), plain, rtol=2e-6, atol=2e-6 * float(plain.abs().max()))
 
 
-@pytest.mark.parametrize("case", ["labels", "CNN"])
+@pytest.mark.parametrize("case", ["labels", "CNN", "transformer", "sequence of numbers"])
 @pytest.mark.parametrize("difference", [False, True])
 def test_one_record_contributes_no_more_than_the_clip(difference, case):
     torch.manual_seed(0)
     problem = CASES[case][0]
-    x, y, w = torch.randn(2000, 1, *IMAGES.get(case, (FEATURES,))), torch.randint(0, 3, (2000, 1)), 3 * torch.randn(1, problem.dim)
+    x, y, w = records(case, 2000, 1), torch.randint(0, 3, (2000, 1)), 3 * torch.randn(1, problem.dim)
     reference = w + 1e-3 * torch.randn_like(w) if difference else None
     for clip in (1e-6, 0.01, 1.0):
         longest = sums(problem, w, x, y, torch.ones(2000, 1), clip, reference).double().norm(dim=-1).max()
         assert longest <= clip * (1 + CLIP_TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["labels", "CNN"])
+@pytest.mark.parametrize("case", ["labels", "CNN", "sequence of numbers"])
 @pytest.mark.parametrize("difference", [False, True])
 def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(difference, case):
     torch.manual_seed(0)
     problem = CASES[case][0]
     w, reference = problem.initial([1, 2]), problem.initial([3, 4])
-    x, y, weight = torch.randn(3, 8, *IMAGES.get(case, (FEATURES,))), torch.randint(0, 3, (3, 8)), torch.ones(3, 8)
+    x, y, weight = records(case, 3, 8), torch.randint(0, 3, (3, 8)), torch.ones(3, 8)
     about = {"reference": reference if difference else None}
     for value, label, share in ((0.0, 0, 1.0), (1.0, 9, 1.0), (torch.nan, 0, 1.0), (torch.inf, 1, 0.0), (1e30, 2, 1.0), (1e-42, 1, 1.0)):
         x[1, 3], y[1, 3], weight[1, 3] = value, label, share
@@ -98,11 +119,11 @@ def test_whatever_a_record_holds_the_answer_is_that_of_the_path_in_torch(differe
             torch.testing.assert_close(ours, plain, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", ["many records", "CNN"])
+@pytest.mark.parametrize("case", ["many records", "CNN", "transformer"])
 def test_threads_and_other_runs_change_no_bit(case):
     torch.manual_seed(0)
     problem, shape, targets = CASES[case]
-    x, y, w = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), problem.initial(range(5))
+    x, y, w = records(case, *shape), targets(shape), problem.initial(range(5))
     weight, before = torch.ones(shape), torch.get_num_threads()
     together = sums(problem, w, x, y, weight, 1.0)
     try:
@@ -132,12 +153,12 @@ def test_lanes_without_a_record_add_nothing_whatever_the_weights_make_of_them():
     torch.testing.assert_close(sums(problem, w, x, y, torch.ones(1, 5), 1.0), clipped_sum(problem, w, x, y, torch.ones(1, 5), 1.0))
 
 
-@pytest.mark.parametrize("case", ["labels", "deep", "CNN", "CNN of odd settings"])
+@pytest.mark.parametrize("case", ["labels", "deep", "CNN", "CNN of odd settings", "sequence of numbers"])
 @pytest.mark.parametrize("difference", [False, True])
 def test_a_record_that_is_bad_and_what_padding_holds_change_no_bit_of_other_runs_and_silos(case, difference):
     torch.manual_seed(0)
     problem, shape, targets = CASES[case]
-    x, y, w, reference = torch.randn(*shape, *IMAGES.get(case, (FEATURES,))), targets(shape), *problem.initial(range(6)).view(2, 3, -1)
+    x, y, w, reference = records(case, *shape), targets(shape), *problem.initial(range(6)).view(2, 3, -1)
     weight, reference = torch.ones(shape), reference if difference else None
     weight[:, 4] = 0
     without, broken = weight.clone(), w.clone()
@@ -153,6 +174,8 @@ def test_a_record_that_is_bad_and_what_padding_holds_change_no_bit_of_other_runs
         dirty[0, 5] = junk
         left.append(sums(problem, w, dirty, y, weight, 1.0, reference))
         assert torch.equal(left[-1][:, 1:], clean[:, 1:])
+        if junk == 1e38 and case == "sequence of numbers":  # which a LayerNorm makes small
+            continue
         assert torch.equal(left[-1], left[0])
         torch.testing.assert_close(left[-1], fewer, rtol=2e-6, atol=2e-6 * float(fewer.abs().max()))
 
@@ -162,6 +185,49 @@ def test_a_gradient_beyond_the_limit_contributes_nothing():
     w, x, y = problem.initial([1]), torch.randn(1, 1, 1, 8, 8), torch.full((1, 1), 1e16)
     w[:, 20:] = 0
     assert not sums(problem, w, x, y, torch.ones(1, 1), 1.0).any()
+
+
+def test_a_token_that_there_is_not_is_refused_unless_its_record_has_no_weight():
+    problem, shape, targets = CASES["transformer"]
+    x, y, w, weight = records("transformer", *shape), targets(shape), problem.initial([0]), torch.ones(shape)
+    weight[1, 3] = 0
+    clean = sums(problem, w, x, y, weight, 1.0)
+    for token in (-1, TOKENS, 2**24 + 1, -(2**40)):
+        x[1, 3, 2] = token
+        assert torch.equal(sums(problem, w, x, y, weight, 1.0), clean)
+        with pytest.raises(IndexError, match="out of range"):
+            sums(problem, w, x, y, torch.ones(shape), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gelu_and_softmax_are_right_wherever_their_inputs_lie(dtype):
+    model = nn.Sequential(nn.Linear(1, 48, bias=False), SelfAttention(2), nn.GELU(), MeanPool(), nn.Linear(16, 2, bias=False))
+    problem = Problem(model, cross_entropy)
+    w, x, y = problem.initial([0]), torch.linspace(-12, 12, 4 * 301).view(1, 301, 4, 1), torch.zeros(1, 301).long()
+    w[0, :48] *= 3
+    exact = record_gradients(problem, w[0], x, y)
+    for i in range(0, 301, 20):
+        found = sums(problem, w, x[:, i : i + 1].to(dtype), y[:, :1], torch.ones(1, 1), torch.inf)[0].double()
+        torch.testing.assert_close(found, exact[:, i], rtol=0, atol=2e-6 * float(exact[:, i].abs().max()))
+
+
+def test_a_sequence_of_a_kind_that_c_has_not_stays_with_torch():
+    tokens, rows, y = torch.zeros(2, 3, 4).long(), torch.zeros(2, 3, 4, 6), torch.zeros(2, 3).long()
+    many = [nn.LayerNorm(6) for _ in range(128)]
+    frozen = nn.LayerNorm(6)
+    frozen.bias.requires_grad_(False)
+    for head, x in (
+        ([nn.GELU("tanh"), MeanPool()], rows),
+        ([nn.Tanh(), MeanPool()], rows),
+        ([nn.LayerNorm((4, 6)), MeanPool()], rows),
+        ([*many, MeanPool()], rows),
+        ([frozen, MeanPool()], rows),
+        ([nn.Embedding(5, 6), nn.Flatten(), nn.Linear(24, 6)], tokens),
+    ):
+        problem = Problem(nn.Sequential(*head, nn.Linear(6, 2)), cross_entropy)
+        wanted = task(problem, problem.initial([0]), x, y, torch.ones(2, 3), 1.0)
+        assert numbers(problem, x)
+        assert not IN_C.supports(wanted)
 
 
 def test_images_too_large_for_the_memory_are_left_to_torch():

@@ -136,8 +136,6 @@ def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
 
 
 def max_pool(layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-    if by_kernel(a) and side_by_side(layer):
-        return _Windows.apply(layer, a)  # type: ignore[return-value]
     return _MaxPool.apply(layer, a) if a.device.type == "cpu" else layer(a)  # type: ignore[return-value]
 
 
@@ -162,21 +160,6 @@ class _MaxPool(torch.autograd.Function):
         a, places = ctx.saved_tensors
         settings = (*(pair(v) for v in ctx.settings[:4]), ctx.settings[4])
         return None, torch.ops.aten.max_pool2d_with_indices_backward(gradients[0].contiguous(), a, *settings, places)
-
-
-class _Windows(torch.autograd.Function):
-    """Max-pooling on a GPU by windows side by side, which remembers a byte for each instead of eight."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-        ctx.size, ctx.kernel = a.shape[2:], pair(layer.kernel_size)
-        z, which = kernels().pool(a.contiguous(), ctx.kernel)
-        ctx.save_for_backward(which)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, kernels().unpool(gradients[0].contiguous(), *ctx.saved_tensors, ctx.size, ctx.kernel)
 
 
 def pair(setting: int | tuple[int, ...]) -> list[int]:

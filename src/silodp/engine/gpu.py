@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.problem.losses import cross_entropy
+from silodp.engine.compiled import Compiled, compiled
 from silodp.engine.convolution import kernels
-from silodp.engine.native import Compiled, compiled
 from silodp.engine.task import Needs, Task
 
 UNITS, CLASSES = 128, 16

@@ -107,29 +107,10 @@ def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, .
 
 @triton.jit
 def _conv_gradients(
-    a,
-    e,
-    out,
-    groups,
-    tiles_high,
-    tiles_wide,
-    outputs,
-    channels,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    DH: tl.constexpr,
-    DW: tl.constexpr,
-    TALL: tl.constexpr,
-    BROAD: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DEEP: tl.constexpr,
-):
+    a, e, out, groups, tiles_high, tiles_wide, outputs, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    TALL: tl.constexpr, BROAD: tl.constexpr, DEPTH: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
     cell = tl.program_id(0)
     across = cell % tiles_wide
     down = cell // tiles_wide % tiles_high
@@ -195,31 +176,11 @@ def convolve(
 
 @triton.jit
 def _convolve(
-    a,
-    weight,
-    bias,
-    out,
-    records,
-    places,
-    outputs,
-    ACROSS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    DH: tl.constexpr,
-    DW: tl.constexpr,
-    BIAS: tl.constexpr,
-    TALL: tl.constexpr,
+    a, weight, bias, out, records, places, outputs, ACROSS: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
+    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BIAS: tl.constexpr, TALL: tl.constexpr,
     BROAD: tl.constexpr,
-):
+):  # fmt: skip
     silo = tl.program_id(2).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * BROAD
     record = silo * records + first // (ROWS * COLUMNS)
@@ -250,77 +211,6 @@ def _convolve(
         total += tl.load(bias + o, mask=o < outputs, other=0.0)[:, None]
     at = out + record * (ROWS * COLUMNS) * outputs + (own * (outputs * ROWS * COLUMNS) + rest)
     tl.store(at[None, :] + (o * (ROWS * COLUMNS))[:, None], total, mask=(o < outputs)[:, None] & inside[None, :])
-
-
-def pool(a: Tensor, kernel: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The maxima of the windows of a (..., H, W), side by side from the top left, and which of each window's numbers they are."""
-    rows, columns = (a.shape[i - 2] // kernel[i] for i in (0, 1))
-    out = torch.empty(*a.shape[:-2], rows, columns, device=a.device, dtype=a.dtype)
-    which = torch.empty_like(out, dtype=torch.uint8 if kernel[0] * kernel[1] <= 256 else torch.int32)
-    if out.numel():
-        _pool[(triton.cdiv(out.numel(), BLOCK),)](a, out, which, out.numel(), *a.shape[-2:], rows, columns, *kernel, BLOCK)
-    return out, which
-
-
-def unpool(e: Tensor, which: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
-    """The gradient by an input of that height and width, for the gradient by the maxima."""
-    out = torch.empty(*e.shape[:-2], *size, device=e.device, dtype=e.dtype)
-    if out.numel():
-        _unpool[(triton.cdiv(out.numel(), 4 * BLOCK),)](e, which, out, out.numel(), *size, *e.shape[-2:], *kernel, 4 * BLOCK)
-    return out
-
-
-@triton.jit
-def _pool(
-    a,
-    out,
-    which,
-    places,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < places
-    rest = (place % (ROWS * COLUMNS)).to(tl.int32)
-    window = a + place // (ROWS * COLUMNS) * (HEIGHT * WIDTH) + (rest // COLUMNS * (KH * WIDTH) + rest % COLUMNS * KW)
-    best = tl.load(window, mask=inside, other=0.0)
-    chosen = tl.zeros((BLOCK,), tl.int32)
-    for k in tl.static_range(1, KH * KW):
-        found = tl.load(window + (k // KW * WIDTH + k % KW), mask=inside, other=0.0)
-        better = (found > best) | (found != found)
-        best = tl.where(better, found, best)
-        chosen = tl.where(better, k, chosen)
-    tl.store(out + place, best, mask=inside)
-    tl.store(which + place, chosen, mask=inside)
-
-
-@triton.jit
-def _unpool(
-    e,
-    which,
-    out,
-    places,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    rest = (place % (HEIGHT * WIDTH)).to(tl.int32)
-    row, column = rest // WIDTH, rest % WIDTH
-    pooled = (place < places) & (row // KH < ROWS) & (column // KW < COLUMNS)
-    at = place // (HEIGHT * WIDTH) * (ROWS * COLUMNS) + (row // KH * COLUMNS + column // KW)
-    chosen = tl.load(which + at, mask=pooled, other=0).to(tl.int32)
-    slope = tl.load(e + at, mask=pooled, other=0.0)
-    tl.store(out + place, tl.where(pooled & (chosen == row % KH * KW + column % KW), slope, 0.0), mask=place < places)
 
 
 def network_sums(
@@ -389,33 +279,10 @@ MOST = 512
 
 @triton.jit
 def _between(
-    z,
-    z2,
-    w,
-    reference,
-    y,
-    weight,
-    length,
-    clip,
-    tail,
-    runs,
-    silos,
-    records,
-    start,
-    columns,
-    piece,
-    of_run,
-    of_silo,
-    weights_of_run,
-    SECOND: tl.constexpr,
-    SECOND_BIAS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    UNITS: tl.constexpr,
-    CLASSES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DIFFERENCE: tl.constexpr,
-):
+    z, z2, w, reference, y, weight, length, clip, tail, runs, silos, records, start, columns, piece, of_run, of_silo, weights_of_run,
+    SECOND: tl.constexpr, SECOND_BIAS: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
+    CLASSES: tl.constexpr, BLOCK: tl.constexpr, DIFFERENCE: tl.constexpr,
+):  # fmt: skip
     """From the outputs z (S, J, h, n) of the first layer, and z2 at the reference, to their clipped gradients, which take the place of z."""
     cell = tl.program_id(0).to(tl.int64)
     run = cell % runs

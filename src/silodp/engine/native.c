@@ -1,38 +1,12 @@
-/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU, or of one behind convolutions (stages.c): what ghost.py and
-structured.py do, for float32 on a CPU.
+/* Sums of clipped per-record gradients of a chain of Linear layers and ReLU, or of one behind convolutions (stages.c), or of a sequence model
+(sequences.c): what ghost.py and structured.py do, for float32 on a CPU.
 
 A tile of records goes through the whole chain while it lies in the cache: forward, backward, norms, scale, sum. In a tile records are rows,
 and a row is padded with zeros to whole vectors. Norms, and which records are unsound, are those of task.py and ghost.py.
 */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-#define LANES 16
-#define ACROSS 4
-#elif defined(__AVX__)
-#define LANES 8
-#define ACROSS 2
-#else
-#define LANES 4
-#define ACROSS 4
-#endif
-#define DOWN 6
-#define TILE 48 /* a multiple of DOWN */
-#define TOGETHER (4 * TILE) /* records that are summed in float32: then one moves a sum by its own terms and 192^2 ulps of the clip */
-#define MOST 16 /* Linear layers, and stages */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float four __attribute__((vector_size(16)));
-#define INLINE static inline __attribute__((always_inline))
-
+#include "vectors.c"
 #include "normals.c"
 #include "stages.c"
-
-enum loss { CROSS_ENTROPY, LOGISTIC, SQUARED_ERROR };
 
 struct layer { long in, out, weight, bias, relu; }; /* widths, places in a point (bias -1 if there is none), whether ReLU follows */
 
@@ -42,10 +16,18 @@ struct call {
     const struct layer *layer;
     long stages;
     const struct stage *stage;
+    long ops;
+    const struct op *op; /* of a sequence model, which has neither layers nor stages */
     const float *x, *y, *weight, *point[2];
     const double *clip;
     float *out;
 };
+
+INLINE const float *point(const struct call *call, long p, long run, long silo) {
+    return call->point[p] + (call->own ? run * call->silos + silo : run) * call->dim;
+}
+
+#include "sequences.c"
 
 struct flow {
     float *a[MOST], *z, *e[MOST], *forward[MOST], *backward[MOST], *bias[MOST];
@@ -63,115 +45,6 @@ struct tile {
     double *square, *by_stage[MOST];
     long *ka[MOST], *kb[MOST], *la[MOST], *lb[MOST];
 };
-
-INLINE long padded(long width) { return (width + LANES - 1) / LANES * LANES; }
-
-/* c (+)= a b for `down` rows and `across` vectors: a is (down, depth) of strides am and ak. */
-INLINE void block(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
-                  long ldc) {
-    vec sum[DOWN][ACROSS];
-#pragma GCC unroll 8
-    for (int i = 0; i < down; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < across; v++) sum[i][v] = *(const vec *)((start ? start : c + i * ldc) + v * LANES);
-    for (long k = 0; k < depth; k++) {
-        vec row[ACROSS];
-#pragma GCC unroll 8
-        for (int v = 0; v < across; v++) row[v] = *(const vec *)(b + k * ldb + v * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < down; i++) {
-            float f = a[i * am + k * ak];
-#pragma GCC unroll 8
-            for (int v = 0; v < across; v++) sum[i][v] += f * row[v];
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < down; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < across; v++) *(vec *)(c + i * ldc + v * LANES) = sum[i][v];
-}
-
-INLINE void rows_of(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
-                    long ldc) {
-    switch (across) {
-        case 1: block(down, 1, depth, a, am, ak, b, ldb, start, c, ldc); break;
-        case 2: block(down, 2, depth, a, am, ak, b, ldb, start, c, ldc); break;
-#if ACROSS > 2
-        case 3: block(down, 3, depth, a, am, ak, b, ldb, start, c, ldc); break;
-        case 4: block(down, 4, depth, a, am, ak, b, ldb, start, c, ldc); break;
-#endif
-    }
-}
-
-/* c = start + a b, or c += a b without `start`; c is (rows, columns), columns a multiple of LANES. */
-static void product(long rows, long columns, long depth, const float *a, long am, long ak, const float *b, const float *start, float *c) {
-    for (long n = 0; n < columns; n += ACROSS * LANES) {
-        int across = (columns - n) / LANES < ACROSS ? (columns - n) / LANES : ACROSS;
-        const float *from = start ? start + n : 0;
-        for (long m = 0; m < rows; m += DOWN) {
-            const float *am0 = a + m * am;
-            float *c0 = c + m * columns + n;
-            switch (rows - m < DOWN ? rows - m : DOWN) {
-                case 1: rows_of(1, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 2: rows_of(2, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 3: rows_of(3, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 4: rows_of(4, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 5: rows_of(5, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                default: rows_of(6, across, depth, am0, am, ak, b + n, columns, from, c0, columns);
-            }
-        }
-    }
-}
-
-INLINE float lanes(vec u) {
-    union { vec whole; four part[LANES / 4]; } sum = {u};
-    for (int i = 1; i < LANES / 4; i++) sum.part[0] += sum.part[i];
-    return (sum.part[0][0] + sum.part[0][1]) + (sum.part[0][2] + sum.part[0][3]);
-}
-
-/* ||u||^2 in float64 but for blocks of 64; what squares may have lost to underflow is added. */
-INLINE double square(const float *u, long width) {
-    double total = width * (double)FLT_MIN;
-    for (long at = 0; at < width; at += 64) {
-        vec sum = {0};
-        long end = width < at + 64 ? width : at + 64;
-        for (long i = at; i < end; i += LANES) {
-            vec part = *(const vec *)(u + i);
-            sum += part * part;
-        }
-        total += lanes(sum);
-    }
-    return total;
-}
-
-/* ||u||^2, ||v||^2 and u.v in float64, where products of float32 numbers are exact: they are about to cancel. */
-static void products(const float *u, const float *v, long width, double *uu, double *vv, double *uv) {
-    double a = 0, b = 0, c = 0;
-#pragma omp simd reduction(+ : a, b, c)
-    for (long i = 0; i < width; i++) {
-        a += (double)u[i] * u[i];
-        b += (double)v[i] * v[i];
-        c += (double)u[i] * v[i];
-    }
-    *uu = a, *vv = b, *uv = c;
-}
-
-/* The gradient of a record's loss by its outputs z. */
-static void slope(enum loss loss, long width, const float *z, const float *y, float *e) {
-    if (loss == SQUARED_ERROR) {
-        for (long k = 0; k < width; k++) e[k] = 2 * (z[k] - y[k]);
-    } else if (loss == LOGISTIC) {
-        e[0] = 1 / (1 + expf(-z[0])) - y[0];
-    } else {
-        float most = z[0], sum = 0;
-        int known = 0;
-        for (long k = 1; k < width; k++) most = z[k] > most ? z[k] : most;
-        if (!isfinite(most)) most = NAN; /* as softmax has it: the record is unsound */
-        for (long k = 0; k < width; k++) sum += e[k] = z[k] == most ? 1 : expf(z[k] - most);
-        for (long k = 0; k < width; k++) known |= y[0] == k;
-        for (long k = 0; k < width; k++) e[k] = known ? e[k] / sum - (y[0] == k) : 0;
-    }
-}
 
 /* The stages' outputs as the rows that the first Linear layer reads. */
 static void stages_forward(const struct call *call, struct flow *f, const struct tile *t) {
@@ -273,7 +146,6 @@ static void differ(const struct call *call, struct tile *t) {
 
 /* weight * min(1, clip / norm) of record r, or 0 if it is unsound. */
 static float scale(const struct call *call, const struct tile *t, long r, double clip) {
-    const double longest = 1e15 * 1e15, smallest = 1e-19;
     double total = call->stages ? t->square[r] : 0, size = 0;
     int sound = 1;
     for (long l = 0; l < call->layers; l++) {
@@ -282,14 +154,14 @@ static float scale(const struct call *call, const struct tile *t, long r, double
         const float *a = t->flow[0].a[l] + r * in, *e = t->flow[0].e[l] + r * out;
         if (call->points == 1 || same(call, l)) {
             double aa = square(a, in), part = square(e, out) * (aa + bias);
-            sound &= aa < longest;
+            sound &= aa < LONGEST * LONGEST;
             total += part, size += part;
         } else {
             double aa, bb, ab, ee, ff, ef;
             products(a, t->flow[1].a[l] + r * in, in, &aa, &bb, &ab);
             products(e, t->flow[1].e[l] + r * out, out, &ee, &ff, &ef);
             double part = ee * (aa + bias) + bb * ff;
-            sound &= aa < longest && bb < longest;
+            sound &= aa < LONGEST * LONGEST && bb < LONGEST * LONGEST;
             total += part + 2 * ab * ef, size += part;
         }
     }
@@ -298,9 +170,8 @@ static float scale(const struct call *call, const struct tile *t, long r, double
         total += 1e-13 * size;
         norm = sqrt(total < 0 ? 0 : total) + 8 * FLT_EPSILON * sqrt(size);
     }
-    if (call->stages) sound = sound && norm * norm < longest; /* as structured.py has it */
-    double least = clip > smallest ? clip : smallest, share = clip / (norm <= least ? least : norm);
-    return sound && share >= FLT_MIN ? (float)share * t->weight[r] : 0;
+    if (call->stages) sound = sound && norm * norm < LONGEST * LONGEST; /* as structured.py has it */
+    return sound ? share(norm, clip) * t->weight[r] : 0;
 }
 
 /* Moves the sums of a few tiles on into the totals, in float64. */
@@ -393,7 +264,7 @@ static void work(const struct call *call, struct tile *t, long run, long silo, l
     const float *weight = call->weight + ((call->weighted ? run * call->silos : 0) + silo) * call->records;
     const float *x = call->x + silo * call->records * in, *y = call->y + silo * call->records * call->targets;
     for (long p = 0; p < call->points; p++)
-        unpack(call, call->point[p] + (run * (call->own ? call->silos : 1) + (call->own ? silo : 0)) * call->dim, t->flow + p);
+        unpack(call, point(call, p, run, silo), t->flow + p);
     for (long l = 0; l < call->layers; l++) {
         memset(t->total[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(double));
         memset(t->totals[l], 0, padded(call->layer[l].out) * sizeof(double));
@@ -423,13 +294,6 @@ static void work(const struct call *call, struct tile *t, long run, long silo, l
         for (long i = 0; i < count; i++) out[stage->weight + i] = t->by_stage[s][i];
         for (long o = 0; o < stage->outputs && stage->bias >= 0; o++) out[stage->bias + o] = t->by_stage[s][count + o];
     }
-}
-
-/* Hands out `size` floats of the block, or only counts them where there is no block yet. */
-static float *take(float *at, long *used, long size) {
-    float *given = at ? at + *used : 0;
-    *used += (size + 15) / 16 * 16; /* whole cache lines */
-    return given;
 }
 
 static long lay_out(const struct call *call, float *at, struct tile *t) {
@@ -485,29 +349,37 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
 /* Bytes that a thread takes. */
 long block_bytes(const struct call *call) {
     struct tile tile;
-    return (lay_out(call, 0, &tile) * sizeof(float) + 63) / 64 * 64;
+    struct sequence sequence;
+    return ((call->ops ? lay_out_sequence(call, 0, &sequence) : lay_out(call, 0, &tile)) * sizeof(float) + 63) / 64 * 64;
 }
 
-/* 0, or another number without memory for all threads, and then `out` does not hold. */
+/* 0; or 1 without memory for all threads, 2 where a record holds a token that there is not, and then `out` does not hold. */
 long clipped_sums(const struct call *call, long threads) {
     long failed = 0, tasks = call->runs * call->silos * call->pieces;
-#pragma omp parallel num_threads(threads) reduction(+ : failed)
+#pragma omp parallel num_threads(threads) reduction(max : failed)
     {
         struct tile tile;
+        struct sequence sequence;
         long size = block_bytes(call);
         float *block = aligned_alloc(64, size);
         if (block) {
             memset(block, 0, size);
-            lay_out(call, block, &tile);
-            tile.rows = tile.added = 0;
-            for (long r = 0; r < TILE; r++) tile.ones[r] = 1;
+            if (call->ops) {
+                lay_out_sequence(call, block, &sequence);
+            } else {
+                lay_out(call, block, &tile);
+                tile.rows = tile.added = 0;
+                for (long r = 0; r < TILE; r++) tile.ones[r] = 1;
+            }
         } else {
             failed = 1;
         }
 #pragma omp for schedule(dynamic)
-        for (long task = 0; task < tasks; task++)
-            if (block)
-                work(call, &tile, task / (call->silos * call->pieces), task / call->pieces % call->silos, task % call->pieces);
+        for (long task = 0; task < tasks; task++) {
+            long run = task / (call->silos * call->pieces), silo = task / call->pieces % call->silos, piece = task % call->pieces;
+            if (block && call->ops && work_sequence(call, &sequence, run, silo, piece)) failed = 2;
+            if (block && !call->ops) work(call, &tile, run, silo, piece);
+        }
         free(block);
     }
     return failed;

@@ -1,5 +1,5 @@
 """The engine in C (`native.c`): a tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and max-pooling
-and such a chain, while it lies in the cache. And NumPy's normals.
+and such a chain, or a record through a sequence model, while it lies in the cache. And NumPy's normals.
 
 The C compiler builds it on first use, into the user's cache; without one, or where anything else is missing, it supports nothing.
 A run's and silo's sum is made by one thread in one order, so it is the same to the last bit for any number of threads and of other runs,
@@ -14,7 +14,6 @@ import ctypes
 import fcntl
 import functools
 import hashlib
-import math
 import os
 import platform
 import shutil
@@ -22,41 +21,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from silodp.core.problem.losses import Loss, cross_entropy, logistic, squared_error
-from silodp.core.problem.problem import Problem
-from silodp.engine.convolution import conv_known, pair, side_by_side
-from silodp.engine.model import Node, chain, read, sequence
-from silodp.engine.structured import numbers
+from silodp.engine.compiled import LOSSES, Compiled, Layer, Op, Stage, compiled
 from silodp.engine.task import Needs, Task
 
 SOURCE = Path(__file__).with_suffix(".c")
-INCLUDED = SOURCE.with_name("stages.c"), SOURCE.with_name("normals.c")
+INCLUDED = [SOURCE.with_name(f"{name}.c") for name in ("vectors", "normals", "stages", "sequences")]
 FLAGS = (
     *("-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
-LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
-MOST = 16
-"""Linear layers, as `native.c` has it."""
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("inputs", "outputs", "weight", "bias", "relu")]
-
-
-class _Stage(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_long) for name in ("channels", "height", "width", "outputs")),
-        *((name, ctypes.c_long * 2) for name in ("kernel", "padding", "pool")),
-        *((name, ctypes.c_long) for name in ("relu", "weight", "bias")),
-    ]
 
 
 class _Call(ctypes.Structure):
@@ -64,9 +42,11 @@ class _Call(ctypes.Structure):
     _arrays = ("x", "y", "weight", "point", "reference", "clip", "out")
     _fields_ = [
         *((name, ctypes.c_long) for name in _numbers),
-        ("layer", ctypes.POINTER(_Layer)),
+        ("layer", ctypes.POINTER(Layer)),
         ("stages", ctypes.c_long),
-        ("stage", ctypes.POINTER(_Stage)),
+        ("stage", ctypes.POINTER(Stage)),
+        ("ops", ctypes.c_long),
+        ("op", ctypes.POINTER(Op)),
         *((name, ctypes.c_void_p) for name in _arrays),
     ]
 
@@ -154,7 +134,7 @@ class Native:
         point, model = task.points[0], compiled(task)
         if library() is None or model is None or not point.is_cpu or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim:
             return False
-        return not model.stages or _blocks(task, model) <= task.memory
+        return not (model.stages or model.ops) or _blocks(task, model) <= task.memory
 
     def needs(self, task: Task) -> Needs:
         _, silos, records = task.shape
@@ -167,7 +147,8 @@ class Native:
         assert made is not None
         assert model is not None
         points, weight = task.points, task.weight
-        pieces = max(1, min(16 // max(1, silos), records // 1024))  # of a silo's records, so that few silos keep all threads busy
+        least = 16 if model.ops else 1024
+        pieces = max(1, min(16 // max(1, silos), records // least))  # of a silo's records, so that few silos keep all threads busy
         out = points[0].new_empty(runs, silos, problem.dim)
         x, y, clips = (
             t.to(dtype).contiguous() for t, dtype in ((task.x, torch.float32), (task.y, torch.float32), (task.clips, torch.float64))
@@ -181,11 +162,12 @@ class Native:
             call = _Call(
                 *(len(model.chain), LOSSES.index(problem.loss), len(into), silos, records, problem.dim, model.targets),
                 *(pieces, len(points), points[0].dim() == 3, weight.dim() == 3, model.chain, len(model.stages), model.stages),
+                *(len(model.ops), model.ops),
                 *(t.data_ptr() for t in (x, y, *held)),
                 *([None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
             )
-            if made.clipped_sums(ctypes.byref(call), torch.get_num_threads()) != 0:
-                raise MemoryError(f"no memory for {_blocks(task, model)} bytes")
+            if failed := made.clipped_sums(ctypes.byref(call), torch.get_num_threads()):
+                raise MemoryError(f"no memory for {_blocks(task, model)} bytes") if failed == 1 else IndexError("a token is out of range")
             if pieces > 1:
                 out[part] = into.sum(2)
         return out
@@ -197,113 +179,6 @@ def _blocks(task: Task, model: Compiled) -> int:
     assert made is not None
     call = _Call(
         layers=len(model.chain), dim=task.problem.dim, targets=model.targets, points=len(task.points), layer=model.chain,
-        stages=len(model.stages), stage=model.stages,
+        stages=len(model.stages), stage=model.stages, ops=len(model.ops), op=model.ops,
     )  # fmt: skip
     return made.block_bytes(ctypes.byref(call)) * torch.get_num_threads()
-
-
-# --- the model as native.c has it ----------------------------------------------------------------------------------------------------
-
-
-class Compiled(NamedTuple):
-    stages: ctypes.Array[_Stage]
-    chain: ctypes.Array[_Layer]
-    targets: int
-    """Numbers of a record's label."""
-
-
-_COMPILED: WeakKeyDictionary[Problem, dict[Any, Compiled | None]] = WeakKeyDictionary()
-
-
-def compiled(task: Task) -> Compiled | None:
-    """Stages and layers; None if a module, the loss or a shape is not for C."""
-    problem, x, y = task.problem, task.x, task.y
-    if read(problem) is None:
-        return None
-    models, key = _COMPILED.setdefault(problem, {}), (x.shape[2:], x.dtype, y.shape[2:], y.dtype)
-    if key not in models:
-        modules = chain(problem, x) or (sequence(read(problem)) if numbers(problem, x) is not None else [])
-        models[key] = _model(problem, modules, x, y)
-    return models[key]
-
-
-def _model(problem: Problem, modules: list[Node], x: Tensor, y: Tensor) -> Compiled | None:
-    places, at = {}, 0
-    for name, size in zip(problem.shapes, problem.sizes, strict=True):
-        places[name], at = at, at + size
-    if any(full not in places for node in modules for full in node.names.values()):  # frozen
-        return None
-    shape, rest = tuple(x.shape[2:]), modules
-    if rest and type(first := rest[0].module) is nn.Unflatten:
-        shape, rest = tuple(first.unflattened_size), rest[1:]
-        if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):  # torch would make out a size of -1
-            return None
-    stages: list[_Stage] = []
-    while rest and type(rest[0].module) is nn.Conv2d:
-        if (found := _stage(problem, places, shape, rest)) is None:
-            return None
-        stage, shape, rest = found
-        stages.append(stage)
-    if rest and type(rest[0].module) is nn.Flatten:
-        rest = rest[1:]
-    elif stages:
-        return None
-    layers: list[_Layer] = []
-    for node in rest:
-        module = node.module
-        if type(module) is nn.Linear:
-            if (found := _weight_and_bias(problem, places, node, (module.out_features, module.in_features))) is None:
-                return None
-            layers.append(_Layer(module.in_features, module.out_features, *found, False))
-        elif type(module) is nn.ReLU and layers:
-            layers[-1].relu = True
-        else:
-            return None
-    if not 0 < len(layers) <= MOST or len(stages) > MOST or problem.loss not in LOSSES:
-        return None
-    widths = [math.prod(shape), *(layer.outputs for layer in layers)]
-    labels = y.dim() == 2 and y.dtype != torch.float64  # in float32 a number beside a label could become it
-    fits: dict[Loss, bool] = {
-        cross_entropy: labels,
-        logistic: y.dim() == 2 and widths[-1] == 1,
-        squared_error: y.shape[2:].numel() == widths[-1],
-    }
-    if not fits[problem.loss] or [layer.inputs for layer in layers] != widths[:-1]:
-        return None
-    targets = widths[-1] if problem.loss is squared_error else 1
-    return Compiled((_Stage * len(stages))(*stages), (_Layer * len(layers))(*layers), targets)
-
-
-def _weight_and_bias(problem: Problem, places: dict[str, int], node: Node, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Where they lie in a point, -1 for a bias that is not there; None if a parameter was replaced, or added."""
-    shapes = {name: tuple(problem.shapes[full]) for name, full in node.names.items()}
-    if shapes not in ({"weight": shape}, {"weight": shape, "bias": shape[:1]}):
-        return None
-    return places[node.names["weight"]], places[node.names["bias"]] if "bias" in node.names else -1
-
-
-def _stage(
-    problem: Problem, places: dict[str, int], shape: tuple[int, ...], modules: list[Node]
-) -> tuple[_Stage, tuple[int, ...], list[Node]] | None:
-    """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it; None if it is not for C."""
-    (node, *rest), pool, relu = modules, [1, 1], False
-    layer = node.module
-    while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
-        after, rest = rest[0].module, rest[1:]
-        if type(after) is nn.MaxPool2d:
-            if pool != [1, 1] or not side_by_side(after):
-                return None
-            pool = pair(after.kernel_size)
-        relu |= type(after) is nn.ReLU
-    assert isinstance(layer, nn.Conv2d)
-    whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-    found = _weight_and_bias(problem, places, node, whole)
-    plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == ((1, 1), (1, 1), 1, True) and conv_known(layer, 4)
-    if len(shape) != 3 or not plain or found is None or shape[0] != whole[1]:
-        return None
-    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-    sizes = [shape[1 + i] + 2 * padding[i] - layer.kernel_size[i] + 1 for i in (0, 1)]
-    if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
-        return None
-    stage = _Stage(*shape, whole[0], *((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool)), relu, *found)
-    return stage, (whole[0], *(sizes[i] // pool[i] for i in (0, 1))), rest

@@ -12,7 +12,6 @@ struct shape {
     long high, wide, rows, columns, pooled[2], taps, size, reach; /* of the padded input, the output, the pooled; taps of an output, numbers of z */
 };
 
-typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #if LANES == 16
 #define PAIRS 3
 #else
@@ -32,8 +31,6 @@ static struct shape shape(const struct stage *s) {
 }
 
 INLINE long weights(const struct stage *s) { return s->outputs * (shape(s).taps + (s->bias >= 0)); } /* and biases */
-INLINE vec load(const float *at) { return *(const vec *)at; }
-INLINE vec choose(ints where, vec yes, vec no) { return (vec)((where & (ints)yes) | (~where & (ints)no)); }
 
 /* c (+)= sum over k of a[ka[k]] b[kb[k]], for `down` rows and `across` vectors of c. */
 INLINE void tap_block(int down, int across, long depth, const float *a, long am, const long *ka, const float *b, const long *kb, const float *start,

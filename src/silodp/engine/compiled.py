@@ -1,0 +1,220 @@
+"""A model as `native.c` has it: stages and layers, or the ops of a sequence model, with the places of their weights in a point."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import math
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from silodp.core.problem.losses import Loss, cross_entropy, logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.engine.blocks import MeanPool, Residual, SelfAttention
+from silodp.engine.convolution import conv_known, pair, side_by_side
+from silodp.engine.model import Node, chain, read, sequence
+from silodp.engine.structured import numbers
+from silodp.engine.task import Task
+
+LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
+MOST, STEPS = 16, 128
+"""Linear layers, or stages, and ops of a sequence model, as `vectors.c` has it."""
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("inputs", "outputs", "weight", "bias", "relu")]
+
+
+class Stage(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("channels", "height", "width", "outputs")),
+        *((name, ctypes.c_long * 2) for name in ("kernel", "padding", "pool")),
+        *((name, ctypes.c_long) for name in ("relu", "weight", "bias")),
+    ]
+
+
+class Op(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("kind", "rows", "inputs", "outputs", "weight", "bias", "setting", "other")),
+        ("eps", ctypes.c_double),
+    ]
+
+
+EMBEDDING, LINEAR, LAYER_NORM, RELU, GELU, ATTENTION, POOL, BRANCH, MERGE = range(9)
+"""Kinds of Op, in the order of `sequences.c`."""
+
+
+class Compiled(NamedTuple):
+    stages: ctypes.Array[Stage]
+    chain: ctypes.Array[Layer]
+    ops: ctypes.Array[Op]
+    """Where there are any, there is no stage and no layer."""
+    targets: int
+    """Numbers of a record's label."""
+
+
+class _Other(Exception):
+    """A module, the loss or a shape is not for C."""
+
+
+_COMPILED: WeakKeyDictionary[Problem, dict[Any, Compiled | None]] = WeakKeyDictionary()
+
+
+def compiled(task: Task) -> Compiled | None:
+    """None if a module, the loss or a shape is not for C."""
+    problem, x, y = task.problem, task.x, task.y
+    if (root := read(problem)) is None:
+        return None
+    models, key = _COMPILED.setdefault(problem, {}), (x.shape[2:], x.dtype, y.shape[2:], y.dtype)
+    if key not in models:
+        models[key] = None
+        for build in (_Layers, _Sequence):
+            with contextlib.suppress(_Other):
+                models[key] = build(problem).model(root, x, y)
+                break
+    return models[key]
+
+
+class _Builder:
+    def __init__(self, problem: Problem) -> None:
+        ends = [*itertools.accumulate(problem.sizes)]
+        self.problem, self.places = problem, dict(zip(problem.shapes, [0, *ends], strict=False))
+
+    def weight_and_bias(self, node: Node, *shapes: dict[str, tuple[int, ...]]) -> tuple[int, int]:
+        """Where they lie in a point, -1 for one that is not there. A parameter may have been replaced, added or frozen."""
+        if {name: tuple(self.problem.shapes.get(full, ())) for name, full in node.names.items()} not in shapes:
+            raise _Other
+        weight, bias = (self.places[node.names[name]] if name in node.names else -1 for name in ("weight", "bias"))
+        return weight, bias
+
+    def linear(self, node: Node, width: int) -> tuple[int, int, int, int]:
+        layer = node.module
+        if not isinstance(layer, nn.Linear) or layer.in_features != width:
+            raise _Other
+        weight, bias = (layer.out_features, width), (layer.out_features,)
+        return width, layer.out_features, *self.weight_and_bias(node, {"weight": weight}, {"weight": weight, "bias": bias})
+
+    def targets(self, y: Tensor, width: int) -> int:
+        """Numbers of a record's label, for outputs of that width."""
+        fits: dict[Loss, bool] = {
+            cross_entropy: y.dim() == 2 and y.dtype != torch.float64,  # in float32 a number beside a label could become it
+            logistic: y.dim() == 2 and width == 1,
+            squared_error: y.shape[2:].numel() == width,
+        }
+        if not fits.get(self.problem.loss):
+            raise _Other
+        return width if self.problem.loss is squared_error else 1
+
+
+class _Layers(_Builder):
+    """Stages, if any, and a chain of layers."""
+
+    def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
+        rest = chain(self.problem, x) or (sequence(root) if numbers(self.problem, x) is not None else [])
+        shape = tuple(x.shape[2:])
+        if rest and type(first := rest[0].module) is nn.Unflatten:
+            shape, rest = tuple(first.unflattened_size), rest[1:]
+            if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):  # torch would make out a size of -1
+                raise _Other
+        stages: list[Stage] = []
+        while rest and type(rest[0].module) is nn.Conv2d:
+            stage, shape, rest = self.stage(shape, rest)
+            stages.append(stage)
+        if rest and type(rest[0].module) is nn.Flatten:
+            rest = rest[1:]
+        elif stages:
+            raise _Other
+        layers: list[Layer] = []
+        for node in rest:
+            if type(node.module) is nn.ReLU and layers:
+                layers[-1].relu = True
+            else:
+                layers.append(Layer(*self.linear(node, layers[-1].outputs if layers else math.prod(shape)), False))
+        if not 0 < len(layers) <= MOST or len(stages) > MOST:
+            raise _Other
+        targets = self.targets(y, layers[-1].outputs)
+        return Compiled((Stage * len(stages))(*stages), (Layer * len(layers))(*layers), (Op * 0)(), targets)
+
+    def stage(self, shape: tuple[int, ...], modules: list[Node]) -> tuple[Stage, tuple[int, ...], list[Node]]:
+        """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it."""
+        (node, *rest), pool, relu = modules, [1, 1], False
+        layer = node.module
+        while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
+            after, rest = rest[0].module, rest[1:]
+            if type(after) is nn.MaxPool2d:
+                if pool != [1, 1] or not side_by_side(after):
+                    raise _Other
+                pool = pair(after.kernel_size)
+            relu |= type(after) is nn.ReLU
+        assert isinstance(layer, nn.Conv2d)
+        whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+        plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == ((1, 1), (1, 1), 1, True) and conv_known(layer, 4)
+        if len(shape) != 3 or not plain or shape[0] != whole[1]:
+            raise _Other
+        padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+        sizes = [shape[1 + i] + 2 * padding[i] - layer.kernel_size[i] + 1 for i in (0, 1)]
+        if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
+            raise _Other
+        settings = ((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool))
+        found = self.weight_and_bias(node, {"weight": whole}, {"weight": whole, "bias": whole[:1]})
+        return Stage(*shape, whole[0], *settings, relu, *found), (whole[0], *(sizes[i] // pool[i] for i in (0, 1))), rest
+
+
+class _Sequence(_Builder):
+    """The ops of a model from tokens, or from rows of numbers, to one row of outputs."""
+
+    def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
+        tokens = x.dtype in (torch.int32, torch.int64)
+        if x.dim() != (3 if tokens else 4) or min(x.shape[2:]) < 1 or numbers(self.problem, x) is None:
+            raise _Other
+        self.ops: list[Op] = []
+        self.rows, self.width, self.pooled = x.shape[2], 0 if tokens else x.shape[3], False
+        self.put(root)
+        if not (self.pooled and len(self.ops) <= STEPS and (self.ops[0].kind == EMBEDDING) == tokens):
+            raise _Other
+        return Compiled((Stage * 0)(), (Layer * 0)(), (Op * len(self.ops))(*self.ops), self.targets(y, self.width))
+
+    def op(self, kind: int, width: int, weight: int = -1, bias: int = -1, setting: int = 0, other: int = 0, eps: float = 0.0) -> None:
+        self.ops.append(Op(kind, self.rows, self.width, width, weight, bias, setting, other, eps))
+        self.width = width
+
+    def put(self, node: Node) -> None:
+        """Appends the ops of a node, for an input of (rows, width)."""
+        module, start, width = node.module, len(self.ops), self.width
+        if isinstance(module, nn.Sequential):
+            before = self.rows, width
+            if type(module) is Residual:
+                self.op(BRANCH, width)
+            for child in node.children:
+                self.put(child)
+            if type(module) is Residual:
+                if (self.rows, self.width) != before:
+                    raise _Other
+                self.op(MERGE, width, other=start)
+        elif isinstance(module, nn.Embedding):
+            table = (module.num_embeddings, module.embedding_dim)
+            if self.ops or table[0] > 2**24:  # tokens reach C as float32
+                raise _Other
+            padding = -1 if module.padding_idx is None else module.padding_idx
+            self.op(EMBEDDING, table[1], *self.weight_and_bias(node, {"weight": table}), table[0], padding)
+        elif isinstance(module, nn.LayerNorm):
+            one = (width,)
+            known = {}, {"weight": one}, {"bias": one}, {"weight": one, "bias": one}
+            if module.normalized_shape != one:
+                raise _Other
+            self.op(LAYER_NORM, width, *self.weight_and_bias(node, *known), eps=module.eps)
+        elif isinstance(module, nn.Linear):
+            self.op(LINEAR, *self.linear(node, width)[1:])
+        elif isinstance(module, SelfAttention):
+            self.op(ATTENTION, width // 3, setting=module.heads)
+        elif isinstance(module, MeanPool):
+            self.op(POOL, width)
+            self.rows, self.pooled = 1, True
+        elif isinstance(module, nn.ReLU) or (isinstance(module, nn.GELU) and module.approximate == "none"):
+            self.op(RELU if isinstance(module, nn.ReLU) else GELU, width)
+        elif not isinstance(module, nn.Identity | nn.Dropout):
+            raise _Other

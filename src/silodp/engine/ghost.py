@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters, kernels
 from silodp.engine.model import Node, chain
-from silodp.engine.task import Needs, Task, chunks, needs, norms, scales
+from silodp.engine.task import Task, chunks, norms, scales
 
 
 class Term(NamedTuple):
@@ -37,13 +37,9 @@ class Ghost:
     def supports(self, task: Task) -> bool:
         return bool(chain(task.problem, task.x))
 
-    def needs(self, task: Task) -> Needs:
-        layers = [node.module for node in chain(task.problem, task.x)]
-        widths = sum(layer.in_features + layer.out_features for layer in layers if isinstance(layer, nn.Linear))
-        return needs(task, task.bytes(4 * widths), task.memory)
-
     def sum(self, task: Task) -> Tensor:
-        layers, size, chunk, task = chain(task.problem, task.x), self.needs(task).record, task.chunk, task.laid_out()
+        layers, chunk, task = chain(task.problem, task.x), task.chunk, task.laid_out()
+        size = task.bytes(4 * sum(n.module.in_features + n.module.out_features for n in layers if isinstance(n.module, nn.Linear)))
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, chunk, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]

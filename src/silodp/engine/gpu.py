@@ -8,7 +8,7 @@ from torch import Tensor
 from silodp.core.problem.losses import cross_entropy
 from silodp.engine.compiled import Compiled, compiled
 from silodp.engine.convolution import kernels
-from silodp.engine.task import Needs, Task
+from silodp.engine.task import Task
 
 UNITS, CLASSES = 128, 16
 """Hidden units and outputs that registers hold."""
@@ -22,10 +22,6 @@ class Gpu:
         if not point.is_cuda or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim or task.y.is_floating_point():
             return False
         return task.problem.loss is cross_entropy and (model := compiled(task)) is not None and _fits(model)
-
-    def needs(self, task: Task) -> Needs:
-        _, silos, records = task.shape
-        return Needs(4 * UNITS * len(task.points), silos * records)
 
     def sum(self, task: Task) -> Tensor:
         model = compiled(task)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from silodp.engine.compiled import LOSSES, Compiled, Layer, Op, Stage, compiled
-from silodp.engine.task import Needs, Task
+from silodp.engine.task import Task
 
 SOURCE = Path(__file__).with_suffix(".c")
 INCLUDED = [SOURCE.with_name(f"{name}.c") for name in ("vectors", "normals", "stages", "sequences")]
@@ -134,13 +134,7 @@ class Native:
         point, model = task.points[0], compiled(task)
         if library() is None or model is None or not point.is_cpu or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim:
             return False
-        return not (model.stages or model.ops) or _blocks(task, model) <= task.memory
-
-    def needs(self, task: Task) -> Needs:
-        _, silos, records = task.shape
-        model = compiled(task)
-        assert model is not None
-        return Needs(4 * task.x.shape[2:].numel() + 4 * model.targets, silos * records, _blocks(task, model))
+        return not (model.stages or model.ops) or blocks(task, model) <= task.memory
 
     def sum(self, task: Task) -> Tensor:
         made, model, problem, (runs, silos, records) = library(), compiled(task), task.problem, task.shape
@@ -167,13 +161,13 @@ class Native:
                 *([None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
             )
             if failed := made.clipped_sums(ctypes.byref(call), torch.get_num_threads()):
-                raise MemoryError(f"no memory for {_blocks(task, model)} bytes") if failed == 1 else IndexError("a token is out of range")
+                raise MemoryError(f"no memory for {blocks(task, model)} bytes") if failed == 1 else IndexError("a token is out of range")
             if pieces > 1:
                 out[part] = into.sum(2)
         return out
 
 
-def _blocks(task: Task, model: Compiled) -> int:
+def blocks(task: Task, model: Compiled) -> int:
     """Bytes that all threads take together."""
     made = library()
     assert made is not None

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from silodp.core.problem.problem import Problem
-from silodp.engine.task import Needs, Task, chunks, needs, scales
+from silodp.engine.task import Task, chunks, scales
 
 
 class Records:
@@ -16,11 +16,8 @@ class Records:
     def supports(self, task: Task) -> bool:
         return True
 
-    def needs(self, task: Task) -> Needs:
-        return needs(task, task.bytes(3 * task.problem.dim), task.memory)
-
     def sum(self, task: Task) -> Tensor:
-        size, task = self.needs(task).record, task.laid_out()
+        size, task = task.bytes(3 * task.problem.dim), task.laid_out()
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, task.memory, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]

@@ -24,7 +24,7 @@ from silodp.engine.convolution import Parameters, by_kernel, max_pool
 from silodp.engine.ghost import Term
 from silodp.engine.model import AXES, Node, read
 from silodp.engine.rules import RULES, Part
-from silodp.engine.task import Needs, Task, needs, norms, scales
+from silodp.engine.task import Task, norms, scales
 
 
 class Structured:
@@ -32,10 +32,6 @@ class Structured:
 
     def supports(self, task: Task) -> bool:
         return numbers(task.problem, task.x) is not None
-
-    def needs(self, task: Task) -> Needs:
-        found = needs(task, task.bytes(numbers(task.problem, task.x) or 1), _share(task))
-        return found._replace(at_once=min(_threads(task) * found.at_once, task.x.shape[0] * task.x.shape[1]))
 
     def sum(self, task: Task) -> Tensor:
         size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -63,17 +63,6 @@ class Task:
         return replace(self, points=points, x=x, y=y, weight=weight)
 
 
-class Needs(NamedTuple):
-    """What an engine takes beside its result."""
-
-    record: int
-    """Bytes for one record in one run."""
-    at_once: int
-    """Records of one run that are held together."""
-    fixed: int = 0
-    """Bytes for all threads, whatever the records."""
-
-
 class Engine(Protocol):
     """One way to compute clipped sums."""
 
@@ -86,8 +75,6 @@ class Engine(Protocol):
     def sum(self, task: Task) -> Tensor:
         """The sums (J, S, d) of a task that it supports."""
         ...
-
-    def needs(self, task: Task) -> Needs: ...
 
 
 def norms(squares: Iterable[Tensor], sizes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -132,10 +119,3 @@ def chunks(shape: tuple[int, int, int], size: int, chunk: int, memory: int) -> I
         for s in range(0, silos, steps[1]):
             for n in range(0, records, steps[2]):
                 yield slice(j, j + steps[0]), slice(s, s + steps[1]), slice(n, n + steps[2])
-
-
-def needs(task: Task, size: int, memory: int) -> Needs:
-    """For an engine that takes chunks of `memory` bytes."""
-    _, silos, records = task.shape
-    _, s, n = next(chunks((1, silos, records), size, memory, memory), (slice(0),) * 3)
-    return Needs(size, min(s.stop, silos) * min(n.stop, records))

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from silodp.cli import project
 from silodp.cli.federation_files import problem_of, read_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
@@ -48,12 +49,15 @@ def trial(silodp, tmp_path) -> Path:
 # --- init ---------------------------------------------------------------------------------------------------------------------------
 
 
+SETTLED = ("--algorithm", "mb-sgd", "--model", "mlp:8", "--rounds", 40, "--step", 2)
+
+
 def test_the_demo_trains_on_unequal_silos_and_beats_the_majority_class(silodp, trial):
     schema = Schema.load(trial / "schema.toml")
     shares = {name: read_table(trial / "data" / f"{name}.csv", schema).y for name in demo.HOSPITALS}
     assert max(map(len, shares.values())) == 20 * min(map(len, shares.values()))
     assert {name: round(float(y.mean()), 2) for name, y in shares.items()} == {"north": 0.11, "south": 0.16, "east": 0.22, "west": 0.3}
-    code, out, _ = silodp("train", "--project", "trial", "--seed", 0, "--json")
+    code, out, _ = silodp("train", "--project", "trial", "--seed", 0, *SETTLED, "--json")
     summary = json.loads(out)
     assert code == 0
     assert [s["name"] for s in summary["silos"]] == list(demo.HOSPITALS)
@@ -67,7 +71,7 @@ def test_without_the_public_weights_the_rare_class_is_lost(silodp, trial):
     """The same run, so that the test above would fail if the weights were not used."""
     text = (trial / "schema.toml").read_text()
     (trial / "schema.toml").write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith("weights")))
-    assert json.loads(silodp("train", "--project", "trial", "--seed", 0, "--json")[1])["balanced_accuracy"] < 0.65
+    assert json.loads(silodp("train", "--project", "trial", "--seed", 0, *SETTLED, "--json")[1])["balanced_accuracy"] < 0.65
 
 
 def test_a_project_gives_defaults_and_the_command_line_wins(silodp, trial):
@@ -124,11 +128,11 @@ def test_a_draft_has_the_names_of_the_header_and_nothing_of_a_record(silodp, tmp
 
 
 def test_a_draft_without_a_file_and_models_by_name(silodp, tmp_path):
-    for model, word in ((None, "model.py:build"), ("mlp", "mlp:16"), ("cnn", "cnn")):
+    for model, word in ((None, None), ("own", "model.py:build"), ("mlp", "mlp:16"), ("cnn", "cnn")):
         folder = f"p{model}"
         assert silodp("init", folder, *(("--model", model) if model else ()))[0] == 0
-        assert tomllib.loads((tmp_path / folder / "silodp.toml").read_text())["model"] == word
-        assert (tmp_path / folder / "model.py").exists() == (model is None)
+        assert tomllib.loads((tmp_path / folder / "silodp.toml").read_text()).get("model") == word
+        assert (tmp_path / folder / "model.py").exists() == (model == "own")
         assert "NAME" in tomllib.loads((tmp_path / folder / "schema.toml").read_text())["columns"]
 
 
@@ -209,7 +213,9 @@ def test_survival_and_regression_are_learnt(silodp, tmp_path):
 
 
 def test_a_project_with_a_model_of_its_own_is_evaluated_at_the_tasks_own_loss(silodp, trial):
-    code, out, err = silodp("train", "--project", trial, "--held-out", 0.2, "--rounds", 3, "--seed", 1, "--json")
+    (trial / "model.py").write_text(project.MODEL)
+    own = ("--model", f"{trial / 'model.py'}:build", "--algorithm", "mb-sgd", "--rounds", 3, "--step", 2)
+    code, out, err = silodp("train", "--project", trial, "--held-out", 0.2, *own, "--seed", 1, "--json")
     assert code == 0, err
     code, out, err = silodp("evaluate", "runs/train", "--epsilon", 3, "--seed", 1, "--json")
     assert code == 0, err
@@ -367,3 +373,42 @@ def test_a_policy_and_a_card_from_before_schemas_are_still_read(trial):
     card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "schema"}))
     door(made.policy, trial / "ledgers")
     agree([read_card(card)], problem_of(read_card(card), None))
+
+
+# --- what the advisor chooses ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_project_leaves_the_choice_to_the_advisor_who_tells_it_and_keeps_it(silodp, trial, tmp_path):
+    assert not {"model", "algorithm", "rounds", "step", "clip", "weights"} & tomllib.loads((trial / "silodp.toml").read_text()).keys()
+    code, out, err = silodp("train", "--project", trial, "--rounds", 4, "--seed", 0, "--epsilon", 1)
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "Chosen from sizes, columns and budgets alone, which costs no privacy: model " in said
+    assert "4 rounds" in said
+    assert "Expect about" in said
+    kept = json.loads((tmp_path / "runs/train/run.json").read_text())
+    assert kept["advice"]["order"] == kept["order"]
+    assert (kept["order"]["algorithm"], kept["order"]["rounds"], kept["order"]["weights"]) != ("auto", 4, "equal")
+    assert kept["order"]["weights"] == "records"
+    assert kept["advice"]["expected"]["error"] < kept["advice"]["expected"]["guessing"]
+
+
+def test_a_settings_file_is_taken_whole_and_the_command_line_wins(silodp, trial, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        'algorithm = "momentum"\nmodel = "logistic"\nrounds = 3\nclip = 0.5\nweights = "records"\nepsilon = ["2"]\n'
+    )
+    code, _, err = silodp("train", "--settings", tmp_path / "s.toml", "--project", trial, "--clip", 0.25, "--seed", 0, "--json")
+    assert code == 0, err
+    order = json.loads((tmp_path / "runs/train/run.json").read_text())["order"]
+    assert [order[n] for n in ("algorithm", "model", "rounds", "clip", "weights", "epsilon")] == [
+        "momentum",
+        "logistic",
+        3,
+        0.25,
+        "records",
+        ["2"],
+    ]
+    (tmp_path / "s.toml").write_text("speed = 3\n")
+    code, _, err = silodp("train", "--settings", tmp_path / "s.toml", "--project", trial)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the setting 'speed' is unknown" in err

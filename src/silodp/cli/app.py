@@ -21,7 +21,7 @@ class Silodp(LazyGroup):
     """All commands, in the order in which a user needs them."""
 
     listed = (
-        Listed(START, "project", "init", "Start a project: settings, schema, model, and the next commands."),
+        Listed(START, "project", "init", "Start a project: settings, schema, and the next commands."),
         Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
         Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),

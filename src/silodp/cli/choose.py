@@ -11,6 +11,8 @@ from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Settings
 from silodp.core.errors import BadInput
+from silodp.host import atomic
+from silodp.server.order import Order
 
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
 WORDS = {
@@ -19,40 +21,52 @@ WORDS = {
     "central": "the server is trusted with the records themselves: epsilon holds against readers of the model only",
 }
 
-Features = Annotated[int | None, typer.Option(help="Features of a record, for --advise and synthetic data.")]
+Features = Annotated[int | None, typer.Option(help="Features of a record, for synthetic data.")]
 Signal = Annotated[
     str, typer.Option(help="How hard synthetic records are: easy, typical, hard, or what the best model gets right, such as 0.9.")
 ]
 Advise = Annotated[
     bool,
-    typer.Option("--advise", help="Say which algorithm, settings and trust to use, and what to expect, by simulation on synthetic data."),
+    typer.Option(
+        "--advise", help="Say which model, algorithm, settings and trust to use, and what to expect, by simulation on made-up records."
+    ),
 ]
 
 
 # --- plan --advise ---------------------------------------------------------------------------------------------------------------
 
 
-def advise(
-    records: tuple[int, ...],
-    features: int | None,
-    classes: int,
-    model: str,
-    epsilon: float,
-    delta: float | None,
-    signal: str,
-    *,
-    as_json: bool,
-) -> None:
-    """Prints the advice; reads no record."""
-    from silodp.lab.advise import Shape, signal_by_name
-    from silodp.lab.advise import advise as advice
-    from silodp.lab.studies.sweep import spread
+def facts_for(records: tuple[int, ...], features: int | None, classes: int, schema: Path | None) -> Any:
+    """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of kinds."""
+    from silodp.core.problem.schema import Schema
+    from silodp.core.problem.task import Task
+    from silodp.lab.planning import named
+    from silodp.server.advice import Facts, kinds_of
 
+    if schema:
+        task = Schema.load(schema)
+        return Facts(named(records), records, kinds_of(task, len(task.features)), task)
     if features is None:
-        raise BadInput("features is missing; --advise needs --features, the number of features of a record")
-    shape = Shape(records, features, classes, model, epsilon, delta, signal_by_name(signal))
-    with interruptible("no record was read, and nothing is kept"), progress("simulating", quiet=as_json) as tick:
-        answer = advice(shape, spread, tick=tick)
+        raise BadInput("features is missing; advice needs --features, the number of features of a record, or --schema")
+    if features < 1 or classes < 0 or classes == 1:
+        raise BadInput(
+            f"there are {features} features and {classes} classes; give 1 feature or more, and 0 classes for a number, or 2 or more"
+        )
+    mixed = tuple(("number", "category", "boolean")[i % 3] for i in range(features))
+    return Facts(named(records), records, mixed, Task.plain(classes))
+
+
+def advise(order: Order, facts: Any, write: Path | None, *, as_json: bool) -> None:
+    """Prints the advice, and writes the settings of the order's own trust; reads no record."""
+    from silodp.server.advice.trusts import compared
+    from silodp.server.advice.words import settings_file
+
+    with interruptible("no record was read, and nothing is kept"):
+        answer = compared(order, facts)
+    if write:
+        chosen = answer["trusts"][answer["advised"] or order.trust]["order"]
+        atomic.write(write, settings_file(Order.read({"order": chosen}, write)), mode=0o644)
+        answer["settings"] = str(write)
     dump(answer) if as_json else _show_advice(answer)
 
 
@@ -61,40 +75,33 @@ def _show_advice(answer: dict[str, Any]) -> None:
     from silodp.core.privacy.accounting import rounded_up
 
     entries = [e for e in answer["trusts"].values() if "refused" not in e]
-    settings = [k for k in ("rounds", "phase", "clip", "step", "slope", "noise_std") if any(k in e for e in entries)]
-    columns = "|".join(["trust!", "algorithm!", *(f"{k.replace('_', ' ')}>!" for k in settings), "accuracy>!"])
+    settings = ("model", "algorithm", "rounds", "clip", "step")
+    columns = "|".join(
+        ["trust!", *(k if k in ("model", "algorithm") else f"{k}>" for k in settings), "error>!", "no privacy>", "guessing>"]
+    )
     rows = (
-        (e["trust"], e["algorithm"], *(f"{e[k]:.3g}" if k in e else "" for k in settings),
-         f"{100 * e['accuracy']:.1f} ± {100 * e['run_to_run']:.1f} %")
+        (e["trust"], *(v if isinstance(v := e["order"][k], str) else f"{v:.3g}" for k in settings),
+         f"{100 * e['expected']['error']:.1f} ± {100 * e['expected']['run_to_run']:.1f} %",
+         *(f"{100 * e['expected'][k]:.1f} %" for k in ("not_private", "guessing")))
         for e in entries
     )  # fmt: skip
-    show(table(columns, rows, title="What to expect, on synthetic data"))
-    say(
-        f"Accuracy is simulated on synthetic records, of which the best possible model gets {100 * answer['signal']:.0f} % right, guessing "
-        f"{100 * answer['majority']:.0f} %, and the same model without noise {100 * answer['not_private']:.1f} %; yours may be harder or easier (--signal)."
-    )
+    show(table(columns, rows, title="What to expect, on made-up records"))
     for trust, entry in answer["trusts"].items():
         if "refused" in entry:
             say(f"Trust {trust} has no plan for this: {entry['refused']}.")
-        if entry.get("enough", True):
-            continue
-        say(f"Not enough records for this epsilon with trust {trust}: the model would be no better than guessing.", style="red")
-        if (needed := entry.get("needed")) is None:
-            continue
-        ways = []
-        if needed["records"]:
-            fewest, most = min(needed["records"]), max(needed["records"])
-            ways.append(f"about {fewest if fewest == most else f'{fewest} to {most}'} records a silo at this epsilon")
-        if needed["epsilon"]:
-            ways.append(f"about epsilon {needed['epsilon']:.2g} with the records that there are")
-        say(f"  Enough would be {', or '.join(ways)}." if ways else "  Not even 700 times as many records, or epsilon 50, would be enough.")
+        elif not entry["expected"]["enough"]:
+            say(f"Not enough records for this epsilon with trust {trust}: the model would be no better than guessing.", style="red")
+        if needed := entry.get("needed"):
+            few = f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
+            ways = [f"about {few} records a silo at this epsilon"] * bool(few)
+            ways += [f"about epsilon {needed['epsilon']:.2g} with the records that there are"] * bool(needed["epsilon"])
+            say(
+                f"  Enough would be {', or '.join(ways)}."
+                if ways
+                else "  Not even 1,000 times as many records, or epsilon 50, would be enough."
+            )
     if trust := answer["advised"]:
-        entry = answer["trusts"][trust]
-        phase = f", phase {entry['phase']}, slope {entry['slope']:g}" if "phase" in entry else ""
-        say(
-            f"Advice: trust {trust} ({WORDS[trust]}), {entry['algorithm']}, {entry['rounds']} rounds{phase}, "
-            f"clip {entry['clip']:g}, step {entry['step']:g}."
-        )
+        say(f"Advice: trust {trust} ({WORDS[trust]}).", *answer["trusts"][trust]["lines"])
     else:
         say("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
     for silo in answer["gives_up"]:
@@ -106,6 +113,8 @@ def _show_advice(answer: dict[str, Any]) -> None:
             f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes {100 * silo['belief']:.1f} % "
             f"with probability {silo['belief_passed']:.1g} at most."
         )
+    if "settings" in answer:
+        say(f"Settings: {answer['settings']}; `silodp train --settings` and `silodp federation run --settings` take them.")
 
 
 # --- tune ------------------------------------------------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ def tune(
 
 
 def _shape(records: list[int], silos: int | None, features: int | None, classes: int, model: str, epsilon: float, signal: str):
-    from silodp.lab.advise import Shape, signal_by_name
+    from silodp.lab.synthetic import Shape, signal_by_name
 
     if features is None:
         raise BadInput("features is missing; synthetic data need --features, the number of features of a record")

@@ -45,6 +45,13 @@ def say(*sentences: str, style: str | None = None) -> None:
         out.print(sentence, style=style)
 
 
+def say_advice(advice: Any) -> None:
+    """What the advisor chose, and what to expect."""
+    from silodp.server.advice.words import lines
+
+    say(*lines(advice))
+
+
 def table(
     columns: str, rows: Iterable[Iterable[Any]], *, title: str | None = None, box: bool = True, styles: Iterable[str | None] = ()
 ) -> Table:

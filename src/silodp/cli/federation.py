@@ -21,6 +21,7 @@ from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import FeatureMapName
 from silodp.cli.federation_files import carrier_of, load_state, new_file, new_key, save_state
+from silodp.cli.federation_model import chosen_model
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
@@ -55,7 +56,10 @@ def up(
     ] = None,
     engine: Annotated[str, typer.Option(help="nvflare, flower, or direct: no engine, the server asks the gates' sockets.")] = "nvflare",
     epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
-    model: Annotated[str, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION.")] = "mlp:16",
+    model: Annotated[
+        str | None,
+        typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; chosen from public facts by default."),
+    ] = None,
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     feature_map: FeatureMapName = "",
     label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
@@ -103,6 +107,8 @@ def up(
     }  # fmt: skip
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
+    if model is None:
+        model = chosen_model(data, silos, silo or [], schema, label, classes, data_dir, held_out, trust, prox, epsilon, quiet=as_json)
     with interruptible("nothing was kept, and the same command begins anew"), place_of.making(folder):
         state = _make(
             folder,

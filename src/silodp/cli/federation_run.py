@@ -12,15 +12,15 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import out, progress
+from silodp.cli.console import out, progress, say_advice
 from silodp.cli.federation import Folder, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
 from silodp.cli.options import Json, New, Resume, RunFolder, SchemaFile, takes_order
-from silodp.cli.project import Project
+from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
-from silodp.server.order import Order
+from silodp.server.order import AUTO, Order
 
 if TYPE_CHECKING:
     from silodp.core.protocol.quote import HoldReply
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 def run(
     order: Order,
     project: Project = None,
+    settings_file: SettingsFile = None,
     folder: Folder = Path("federation"),
     quorum: Annotated[
         int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; through a shuffler, all.")
@@ -105,10 +106,19 @@ def run(
         order = replace(order, trust="shuffle" if mixer else "isrl", least=quorum if mixer else None)
         if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
             raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    advice = None
+    if order.algorithm == AUTO:
+        from silodp.server.run import advised
+
+        advice = advised(order, cards)
+        order = advice.order
+        if not as_json:
+            say_advice(advice)
     waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
         cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
         run=run_id, holds=peer.holds if peer else Holds, held=_show_held if not as_json else lambda held: None,
+        advice=advice.words() if advice else None,
     )  # fmt: skip
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
     kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"

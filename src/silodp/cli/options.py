@@ -36,10 +36,10 @@ AlgorithmName = Annotated[
     str,
     typer.Option(
         "--algorithm",
-        help="prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk, or FILE.py:NAME.",
+        help="auto (chosen from public facts, with model, rounds, step, clip and weights, as far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk, or FILE.py:NAME.",
     ),
 ]
-Rounds = Annotated[int, typer.Option(help="Communication rounds R.")]
+Rounds = Annotated[int, typer.Option(help="Communication rounds R; 25 with an --algorithm.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.")
 ]
@@ -49,7 +49,7 @@ ORDER: dict[str, Any] = {
     "model": Annotated[
         str | None,
         typer.Option(
-            help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; mlp:8 by default, and what a "
+            help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; chosen by default (mlp:8 with an --algorithm), and what a "
             "federation's silos approve, of which a FILE.py is needed here too."
         ),
     ],
@@ -73,13 +73,13 @@ ORDER: dict[str, Any] = {
     "settings": Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated.")
     ],
-    "step": Annotated[float, typer.Option(help="Step size.")],
-    "clip": Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm.")],
+    "step": Annotated[float, typer.Option(help="Step size; 0.5 with an --algorithm.")],
+    "clip": Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm; 1 with an --algorithm.")],
     "slope": Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")],
     "local_steps": Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")],
     "inner": Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")],
     "restarts": Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")],
-    "momentum": Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam.")],
+    "momentum": Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam; 0.9 with an --algorithm.")],
     "kappa": Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")],
     "sampling": Annotated[
         str | None,
@@ -92,7 +92,7 @@ ORDER: dict[str, Any] = {
         str, typer.Option(help="Who answers a round: all, uniform:M, random:M (1 to M), random:L:M (L to M) or balanced:M.")
     ],
     "weights": Annotated[
-        str, typer.Option(help="How silos weigh in a mean: equal, records (by their number) or precision (by their noise too).")
+        str, typer.Option(help="How silos weigh in a mean: equal, records (by their number) or precision (by their noise too); equal with an --algorithm.")
     ],
     "rule": Annotated[
         str | None, typer.Option("--rule", help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.")
@@ -109,7 +109,7 @@ ORDER: dict[str, Any] = {
     "smoothness": Annotated[float | None, typer.Option(help="beta, for the theory.")],
     "pl": Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")],
     "gap": Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")],
-    "output": Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail.")],
+    "output": Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail; last with an --algorithm.")],
     "seed": Annotated[
         int | None,
         typer.Option(help="Public coins: the start, and who is asked. In simulation all noise too: for research, as known noise protects nobody."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from silodp.cli import choose
-from silodp.cli.options import Json, takes_order
+from silodp.cli.console import say_advice
+from silodp.cli.options import Json, SchemaFile, takes_order
 from silodp.core.errors import BadInput
-from silodp.server.order import Order
+from silodp.server.order import AUTO, Order
 
 out = Console(highlight=False)
+
+FEATURES = 10
+"""Of a record, for advice, where nobody says how many."""
 
 
 @takes_order("prox", "loss", "feature_map", "output")
@@ -23,10 +28,11 @@ def plan(
     records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
     silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
-    features: Annotated[int | None, typer.Option(help="Columns of a record, for --advise, or to find d by --model.")] = None,
+    features: Annotated[int | None, typer.Option(help="Columns of a record, for advice, or to find d by --model.")] = None,
     classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
     advise: choose.Advise = False,
-    signal: choose.Signal = "typical",
+    schema: SchemaFile = None,
+    write: Annotated[Path | None, typer.Option("--write", help="With --advise: a TOML file for `train --settings`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Before any data is touched: every kind of release, its noise, and what is spent in total.
@@ -41,15 +47,27 @@ def plan(
 
     every = _all_records(records or [1000], silos)
     if advise:
-        return choose.advise(every, features, classes, order.model or "logistic", *_one_budget(order), signal, as_json=as_json)
+        if order.algorithm != AUTO:
+            raise BadInput("--advise chooses the algorithm; leave out --algorithm, and options that belong to one")
+        return choose.advise(order, choose.facts_for(every, features, classes, schema), write, as_json=as_json)
     from silodp.lab.planning import planned
 
-    if order.model and features and dimension is None:
+    advice = None
+    if order.algorithm == AUTO:
+        from silodp.server.advice import choose as chosen
+
+        facts = choose.facts_for(every, features or FEATURES, classes, schema)
+        advice = chosen(order, facts)
+        order, features = advice.order, len(facts.kinds)
+
+    if order.model and features and dimension is None and not schema:
         dimension = _parameters(order.model, features, classes)
     answer, algorithm, trust = planned(order, every, dimension=dimension), order.algorithm, order.trust
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(answer | ({"advice": advice.words()} if advice else {})))
         return
+    if advice:
+        say_advice(advice)
     if trust == "shuffle":
         _show_shuffle(answer, algorithm)
         if len(set(every)) > 1:
@@ -71,14 +89,6 @@ def plan(
         out.print(f"By the theorem: {settings}.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
-
-
-def _one_budget(order: Order) -> tuple[float, float | None]:
-    """(epsilon, delta) of every silo alike."""
-    from silodp.server.order import EPSILON, by_silo
-
-    found = [by_silo(field, getattr(order, field), ("every",))["every"] for field in ("epsilon", "delta")]
-    return EPSILON if found[0] is None else found[0], found[1]
 
 
 def _parameters(model: str, features: int, classes: int) -> int:

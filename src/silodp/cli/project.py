@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.console import Json, dump, say
+from silodp.cli.options import MANY, ORDER
 from silodp.cli.questions import ask_schema, ask_silos, schema_text
 from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
@@ -20,6 +21,8 @@ from silodp.core.problem.schema import TYPES
 from silodp.host.atomic import new_files
 
 FILE = "silodp.toml"
+SAID, SPEND = "silodp.settings", "silodp.spend"
+"""What a command's context keeps: options of --settings, and what one run of the project may spend."""
 PATHS = ("schema", "silo", "test", "model")
 FILL_IN = "fill in"
 
@@ -30,13 +33,9 @@ SETTINGS = """\
 schema = "schema.toml"
 # One file, or folder of images, for each silo, to try things on one machine; in earnest each silo keeps its own.
 silo = [{silos}]
-{test}# linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION
-model = "{model}"
+{test}{model}# Model, algorithm, rounds, step, clip and weights are chosen from public facts: sizes, columns and budgets. `silodp plan --advise` shows the choice;
+# what is written here stays as it is. For instance: algorithm = "mb-sgd", rounds = 40, step = 2.0, clip = 1.0, weights = "records".
 
-algorithm = "mb-sgd"               # prox-sgd, local-sgd, spider, adam, ...: see `silodp train --help`
-rounds = 40
-step = 2.0
-clip = 1.0                         # a record's whole gradient is clipped to this norm
 prox = "zero"                      # or a penalty: l1:0.01, l2:0.1, ...
 
 epsilon = 3.0                      # what one run may spend, of each record's privacy
@@ -129,6 +128,7 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     settings, own = read_project(folder), {parameter.name for parameter in context.command.params}
     budget = settings.pop("budget", None)
     if context.info_name == "up":
+        context.meta[SPEND] = settings.get("epsilon")
         settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
         settings |= {"folder": str(folder / "federation")}
     elif context.info_name in ("run", "evaluate"):
@@ -138,8 +138,41 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     for name in ("epsilon", "delta"):
         if context.info_name in ("train", "run") and name in settings:
             settings[name] = [str(settings[name])]
-    context.default_map = {name: value for name, value in settings.items() if name in own and value is not None}
+    context.default_map = {name: value for name, value in settings.items() if name in own and value is not None} | _said(context)
     return folder
+
+
+def use_settings(context: typer.Context, path: Path | None) -> Path | None:
+    """Makes the file's settings the defaults of the command at hand, before those of a project."""
+    if path is None:
+        return None
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(f"the settings {path} cannot be read; `silodp plan --advise --write {path}` makes such a file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"the settings {path} are not TOML: {error}") from None
+    if unknown := [name for name in table if name not in ORDER]:
+        raise BadInput(f"{path}: the setting {unknown[0]!r} is unknown; the settings are {', '.join(ORDER)}")
+    own = {parameter.name for parameter in context.command.params}
+    listed = {name: [str(v) for v in (value if isinstance(value, list) else [value])] for name, value in table.items() if name in MANY}
+    context.meta[SAID] = {name: value for name, value in {**table, **listed}.items() if name in own}
+    context.default_map = {**(context.default_map or {}), **_said(context)}
+    return path
+
+
+def _said(context: typer.Context) -> dict[str, Any]:
+    """What --settings has said, whichever of the two options came first."""
+    return context.meta.get(SAID, {})
+
+
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings", help="A TOML file of options, such as `plan --advise --write` makes; those on the command line win.", is_eager=True,
+        callback=use_settings,
+    ),
+]  # fmt: skip
 
 
 Project = Annotated[
@@ -157,7 +190,7 @@ def read_project(folder: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{folder / FILE} is not TOML: {error}") from None
     known = ("algorithm", "anchor_share", "budget", "clip", "delta", "engine", "epsilon", "inner", "kappa", "local_steps", "model", "momentum",
-             "participation", "phase", "prox", "restarts", "rounds", "sampling", "schema", "silo", "slope", "step", "test")  # fmt: skip
+             "output", "participation", "phase", "prox", "restarts", "rounds", "sampling", "schema", "silo", "slope", "step", "test", "weights")  # fmt: skip
     for name in table:
         if name not in known:
             raise BadInput(f"{folder / FILE}: the setting {name!r} is unknown; the settings are {', '.join(known)}")
@@ -189,7 +222,7 @@ def init(
     columns: Annotated[str, typer.Option(help="More columns of the file, such as age,sex, whose types are filled in later.")] = "",
     label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, instead of a model.py of your own.")
+        str | None, typer.Option(help="linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN, cnn, or own for a model.py; chosen by default.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")] = False,
     seed: Annotated[int, typer.Option(help="Other people in the made-up hospitals: those of one seed have one budget on a machine.")] = 0,
@@ -200,7 +233,7 @@ def init(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a project: silodp.toml, schema.toml, model.py and a README with the next commands. Writes over nothing.
+    """Start a project: silodp.toml, schema.toml and a README with the next commands. Writes over nothing.
 
     Examples: `silodp init trial --demo` · `silodp init study --from clinic.csv --type age=number --type id=ignore --label outcome` ·
     `silodp init study --template omop`
@@ -209,10 +242,10 @@ def init(
         raise BadInput("--demo comes with a schema of its own; leave out --from, --type and --label")
     if seed < 0:
         raise BadInput(f"seed is {seed}; it must be 0 or more")
-    word = {None: "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
-    if not re.fullmatch(r"model\.py:build|linear|logistic|cnn|(additive|mlp):[1-9]\d*", word):
+    word = {None: "", "own": "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
+    if model is not None and not re.fullmatch(r"model\.py:build|linear|logistic|cnn|(additive|mlp):[1-9]\d*", word):
         raise BadInput(
-            f"model {model!r} is unknown; use linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, or leave it out to get a model.py"
+            f"model {model!r} is unknown; use linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN or cnn, own for a model.py, or leave it out: then it is chosen"
         )
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
     left_out, own = 0, []
@@ -237,7 +270,7 @@ def init(
             files["schema.toml"] = draft(names, said, label)
     silos = ", ".join(json.dumps(name) for name in own or [n for n in files if n.startswith("data/") and n != "data/test.csv"])
     test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
-    files[FILE] = SETTINGS.format(silos=silos, test=test, model=word)
+    files[FILE] = SETTINGS.format(silos=silos, test=test, model=f'model = "{word}"\n' if word else "")
     if word == "model.py:build":
         files["model.py"] = MODEL
     with new_files(folder, files, mode=0o700):
@@ -304,6 +337,10 @@ def _typed(word: str) -> tuple[str, str]:
 
 
 def _readme(word: str, demo: bool) -> str:
-    own = "`model.py` has the model, in plain PyTorch." if word == "model.py:build" else f"The model is `{word}`, by name."
+    own = (
+        "`model.py` has the model, in plain PyTorch." if word == "model.py:build"
+        else f"The model is `{word}`, by name." if word
+        else "The model is chosen from public facts when you train; `silodp plan --advise --schema schema.toml --records ...` shows it beforehand."
+    )  # fmt: skip
     todo = "" if demo else " **Fill it in first, from public knowledge.**"
-    return README.format(model=own, word=word, todo=todo, data=MADE_UP if demo else "")
+    return README.format(model=own, word=word or "MODEL", todo=todo, data=MADE_UP if demo else "")

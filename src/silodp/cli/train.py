@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from silodp.cli.console import progress
+from silodp.cli.console import progress, say_advice
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, takes_order, typed
-from silodp.cli.project import Project
+from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
@@ -24,6 +24,7 @@ out = Console(highlight=False)
 def train(
     order: Order,
     project: Project = None,
+    settings_file: SettingsFile = None,
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo.")] = None,
     schema: SchemaFile = None,
@@ -49,6 +50,8 @@ def train(
     Interrupted or killed, it is computed again by --resume with the noise that it had, which is kept until its end: it says nothing new.
     Only the very same run is: same records, model file, settings, versions and threads. A model FILE.py that imports files of its own is not
     resumed; start its run anew with --new.
+    Without --algorithm the model, algorithm, rounds, step, clip and weights are chosen from public facts (sizes, columns, budgets), which costs no
+    privacy; the choice is printed with what to expect of it, and kept in run.json.
 
     Examples: `silodp train --data wbcd --epsilon 3` ·
     `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic` ·
@@ -75,7 +78,7 @@ def train(
     if not as_json and not resume and not out_dir and folder != first:
         out.print(f"{first} holds a run already; this one goes to {folder}.")
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
-        summary = run(order, source, folder, resume=resume, tick=tick)
+        summary = run(order, source, folder, resume=resume, tick=tick, told=(lambda advice: None) if as_json else say_advice)
     if as_json:
         print(json.dumps(summary))
         return

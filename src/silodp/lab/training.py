@@ -31,18 +31,20 @@ from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.host.extension import ran
 from silodp.host.model import facts
+from silodp.lab.advised import advised
 from silodp.lab.hidden import kept_seed, mark_of
 from silodp.lab.pinned import Code, pinned, refuse_imports
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
 from silodp.lab.simulation import asked_by, connect
 from silodp.lab.source import Loaded, Source
+from silodp.server.advice import Advice
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Answered, Channel, Everyone, Federation
 from silodp.server.folder import open_run, read_run, silo_rows
 from silodp.server.loop import Run
-from silodp.server.order import FILES, MODEL, Order, budgets_of, with_default_delta
+from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_default_delta
 from silodp.server.prepare import Prepared, prepare
 from silodp.server.progress import Progress, measured, measured_total
 from silodp.server.settings import samplings_by_name
@@ -56,16 +58,19 @@ UNCHARGED = "The built-in data sets come standardised with statistics of the raw
 
 
 def train(
-    order: Order, source: Source, folder: Path, *, resume: bool = False, tick: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+    order: Order, source: Source, folder: Path, *, resume: bool = False, tick: Callable[[int, int], None] = lambda done, total: None,
+    told: Callable[[Advice], None] = lambda advice: None,
+) -> dict[str, Any]:  # fmt: skip
     """Checks everything that can be checked, loads, trains, and returns the summary that --json prints; with `resume` the run in `folder`.
 
-    Nothing is written before all that can be refused has been checked.
+    What the order leaves open is chosen from public facts, and `told` to the caller. Nothing is written before all that can be refused has
+    been checked.
     """
-    order = replace(order, model=order.model or MODEL)
-    algorithm = find(order.algorithm)
-    algorithm.schedule(order.schedule)
-    samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
+    open_order, samplings = order.algorithm == AUTO, {}
+    if not open_order:
+        order = replace(order, model=order.model or MODEL)
+        find(order.algorithm).schedule(order.schedule)
+        samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
     loaded = source.load(order.coins, raw=bool(order.feature_map))
     refuse_others(folder)
     records, mark = loaded.records, None
@@ -73,7 +78,10 @@ def train(
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
         mark, (records, _) = mark_of(records), split_records(records, source.held_out)
-    code, raw = Code(), math.prod(records.x.shape[2:])
+    code, raw, advice = Code(), math.prod(records.x.shape[2:]), None
+    if open_order:
+        told(advice := advised(order, source, loaded, records.names, records.counts, budgets, code.load))
+        order = advice.order
     problem = build(words_of(order, source, loaded.classes), raw, load=code.load)
     files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
@@ -93,7 +101,7 @@ def train(
         run = _Run(made, problem, records, folder, coin, seed=seed, source=source, reads=reads, record=record)
         own = code.of(**files) | ({"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {})
         about = _facts(order, source, loaded, run) | pinned(own, problem.initial([coin]), made.plan.mechanisms)
-        open_run(folder, about, advice="restore that, or start another run with --new")
+        open_run(folder, about, own={"advice": advice.words() if advice else None}, advice="restore that, or start another run with --new")
         if loaded.test is not None:
             x, y = loaded.test
             function = map_of(order, source, code.load)
@@ -115,7 +123,7 @@ def read_back(folder: Path) -> tuple[Order, Source]:
 def to_resume(folder: Path, order: Order, source: Source, given: Collection[str]) -> tuple[Order, Source]:
     """What the run in `folder` was told; BadInput if one of the options `given` asks for something else."""
     was_order, was_source = read_back(folder)
-    was, now = was_order.words() | was_source.words(), replace(order, model=order.model or MODEL).words() | source.words()
+    was, now = was_order.words() | was_source.words(), order.words() | source.words()
     if differs := sorted(name for name in given if name in now and now[name] != was[name]):
         raise BadInput(f"the run in {folder} was begun with another {', '.join(differs)}; leave that out to go on with it")
     return was_order, was_source

@@ -18,10 +18,10 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.host import atomic
 from silodp.host.extension import load
-from silodp.lab.advise import Shape, synthetic
 from silodp.lab.runfolder import open_folder
 from silodp.lab.studies.study import Own
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.lab.synthetic import Shape, synthetic
 from silodp.server.algorithms import find
 from silodp.server.order import finite
 from silodp.server.settings import default_shares

@@ -28,6 +28,14 @@ SCHEDULE = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "mom
 """The settings of ready algorithms, in a user's words."""
 FILES = ("algorithm", "model", "prox", "loss", "feature_map")
 """Words that may be FILE.py:NAME."""
+AUTO = "auto"
+"""The algorithm that leaves the choice to the advisor (`server/advice`)."""
+OPEN: Any = None
+"""What an order leaves open: for the advisor to choose or, where the algorithm is named, for USUAL."""
+USUAL: dict[str, Any] = {"rounds": 25, "momentum": 0.9, "step": 0.5, "clip": 1.0, "weights": "equal", "output": "last"}
+OWN = ("phase", "local_steps", "inner", "restarts", "slope", "kappa", "settings", "anchor_share", "sampling", "rule", "noise")
+"""What only some algorithms have, or theorems: whoever says one of these has an algorithm in mind, and without its name that is NAMED."""
+NAMED = "spider"
 EPSILON = 3.0
 MODEL = "mlp:8"
 LARGEST = 1e7
@@ -38,26 +46,26 @@ LARGEST = 1e7
 class Order:
     """What to train, how, and at what price at most."""
 
-    algorithm: str = "spider"
+    algorithm: str = AUTO
     model: str | None = None
-    """None: MODEL in simulation, and over a network what the silos approve."""
+    """None: over a network what the silos approve; else the advisor's, or MODEL where the algorithm is named."""
     prox: str = "zero"
     loss: str = ""
     """FILE.py:NAME; the task's own by default."""
     feature_map: str = ""
     """FILE.py:NAME, a public function of one record's features; none by default."""
-    rounds: int = 25
+    rounds: int = OPEN
     phase: int = 5
     local_steps: int = 5
     inner: int = 5
     restarts: int = 1
     slope: float = 1.0
-    momentum: float = 0.9
+    momentum: float = OPEN
     kappa: float = 0.7
     settings: tuple[str, ...] = ()
     """NAME=VALUE for settings that only this algorithm has."""
-    step: float = 0.5
-    clip: float = 1.0
+    step: float = OPEN
+    clip: float = OPEN
     epsilon: tuple[str, ...] = ()
     """Numbers, or NAME=NUMBER for one silo. None given: EPSILON, and over a network each silo's whole budget."""
     delta: tuple[str, ...] = ()
@@ -67,14 +75,14 @@ class Order:
     trust: str = "isrl"
     """isrl (nobody is trusted), shuffle (a shuffler, which passes on totals of `least` silos or more) or central (the server itself)."""
     least: int | None = None
-    weights: str = "equal"
+    weights: str = OPEN
     participation: str = "all"
     sampling: str | None = None
     rule: str | None = None
     anchor_share: float | None = None
     noise: str = "exact"
     """exact (calibrated to the budgets), theory (a theorem's, with its schedule) or paper (the experiments' constants: shown, never run)."""
-    output: str = "last"
+    output: str = OPEN
     seed: int | None = None
     """Of public coins: the start, and who is asked. A simulation draws all its noise from it, too, where it is given."""
     lipschitz: float | None = None
@@ -83,11 +91,17 @@ class Order:
     gap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.algorithm == AUTO and any(getattr(self, name) != getattr(type(self), name) for name in OWN):
+            object.__setattr__(self, "algorithm", NAMED)
+        if self.algorithm != AUTO:
+            for name, value in USUAL.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
         for name in ("step", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise BadInput(f"{name} is {getattr(self, name):g}; it must be greater than 0")
         for name, known in (("trust", TRUSTS), ("noise", NOISES), ("weights", WEIGHTS), ("output", OUTPUTS)):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in (*known, OPEN):
                 raise BadInput(f"{name} {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
         check_seed(self.seed)
         if self.trust != "shuffle" and self.least is not None:

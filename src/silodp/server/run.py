@@ -12,6 +12,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
+from silodp.core.problem.schema import Schema
+from silodp.core.problem.task import Task
 from silodp.core.protocol.quote import HoldReply
 from silodp.host.model import facts
+from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
 from silodp.server.federation import Federation
 from silodp.server.folder import open_run, silo_rows
@@ -72,18 +76,33 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
     samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
     if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
-    asked, budgets = by_silo("epsilon", order.epsilon, names), []
+    if order.trust == "shuffle":
+        quorum_of(order, len(cards))
+    made = prepare(order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters)
+    if order.trust == "shuffle":
+        _check_room(made.plan, cards)
+    return made
+
+
+def budgets_over(order: Order, cards: Sequence[Card]) -> list[Budget]:
+    """Each silo's budget for the run: its own, or what the order says, which must be less."""
+    asked, budgets = by_silo("epsilon", order.epsilon, [card.name for card in cards]), []
     for card in cards:
         epsilon = asked[card.name]
         if epsilon is not None and not 0 < epsilon <= card.epsilon:
             raise BadInput(f"epsilon is {epsilon:g}, but silo {card.name} has {card.epsilon:g} in all; use at most that, and above 0")
         budgets.append(Budget(card.epsilon if epsilon is None else epsilon, card.delta))
-    if order.trust == "shuffle":
-        quorum_of(order, len(cards))
-    made = prepare(order, names, counts, budgets=budgets, dimension=cards[0].parameters)
-    if order.trust == "shuffle":
-        _check_room(made.plan, cards)
-    return made
+    return budgets
+
+
+def advised(order: Order, cards: Sequence[Card]) -> Advice:
+    """The order with everything chosen that it leaves open, from the silos' cards; the model is the one that they approve."""
+    card, names = cards[0], tuple(c.name for c in cards)
+    task = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else Task.plain(len(card.classes))
+    counts = tuple(c.records - c.held_out for c in cards)
+    facts = Facts(names, counts, kinds_of(task, len(card.features)), task, tuple(budgets_over(order, cards)))
+    advice = choose(replace(order, model=order.model or card.model), facts)
+    return replace(advice, order=replace(advice.order, model=order.model))
 
 
 def quorum_of(order: Order, silos: int) -> int:
@@ -142,11 +161,12 @@ class Conduct(Run):
         run: str | None = None,
         holds: Callable[..., Holds] = Holds,
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
+        advice: Mapping[str, Any] | None = None,
     ) -> None:
         """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with.
 
         A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes what holds its price at the gates, and
-        `held` is told what each silo holds for the run, before the first question goes out.
+        `held` is told what each silo holds for the run, before the first question goes out. run.json keeps `advice`, what the order follows.
         """
         agree(cards, problem, order.trust)
         if (order.trust == "shuffle") != bool(shuffler):
@@ -164,7 +184,7 @@ class Conduct(Run):
             "asker": asker,
             "cards": [dataclasses.asdict(c) for c in cards],
         }
-        self.run, config = _open_folder(folder, about, run)
+        self.run, config = _open_folder(folder, about, run, advice)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
             undo.callback(self._journal.close)
@@ -227,13 +247,12 @@ def _discard(folder: Path, kept: bool) -> None:
             folder.rmdir()
 
 
-def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None) -> tuple[str, str]:
+def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any] | None) -> tuple[str, str]:
     """The run's id and the hash of its configuration; a new folder gets a new id."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = open_run(
-            folder, wanted, own={"run": run or secrets.token_hex(16)}, advice="choose another folder, or resume that run as it is"
-        )
+        own = {"run": run or secrets.token_hex(16), "advice": told}
+        found = open_run(folder, wanted, own=own, advice="choose another folder, or resume that run as it is")
         if run and found["run"] != run:
             raise BadInput(f"the run in {folder} has the id {found['run']}, not {run}; choose another folder, or resume that run as it is")
         return str(found["run"]), hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -21,7 +21,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.sampling import DisjointBatches
-from silodp.server.order import Order
+from silodp.server.order import USUAL, Order
 
 TYPES: tuple[type, ...] = (bool, int, float, str)
 
@@ -75,7 +75,7 @@ class Setting:
 
 
 WORDS: dict[str, Setting] = {
-    "rounds": Setting(Order.rounds, least=1, type=int, help="Communication rounds R."),
+    "rounds": Setting(USUAL["rounds"], least=1, type=int, help="Communication rounds R."),
     "phase": Setting(Order.phase, least=1, type=int, help="Phase q of spider and diff2: a fresh anchor every q rounds."),
     "local_steps": Setting(Order.local_steps, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd and scaffold."),
     "inner": Setting(Order.inner, least=1, type=int, label="inner steps", help="Inner steps of an SVRG epoch."),
@@ -83,7 +83,7 @@ WORDS: dict[str, Setting] = {
     "slope": Setting(
         Order.slope, above=0, note="inf to clip at 2 L alone", help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
     ),
-    "momentum": Setting(Order.momentum, least=0, below=1, help="Of momentum, and beta_1 of adam."),
+    "momentum": Setting(USUAL["momentum"], least=0, below=1, help="Of momentum, and beta_1 of adam."),
     "kappa": Setting(
         Order.kappa, above=0, most=1, note="which is mb-sgd", help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd."
     ),

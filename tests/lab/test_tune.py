@@ -1,4 +1,4 @@
-"""Advice is a function of public numbers, and tuning on the silos' own records stays within its budget whoever looks."""
+"""Synthetic records are as hard as they say, and tuning on the silos' own records stays within its budget whoever looks."""
 
 import json
 import math
@@ -10,22 +10,12 @@ import pytest
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
-from silodp.lab import advise as lab
 from silodp.lab import charged as charged_search
 from silodp.lab import tune
-from silodp.lab.advise import Candidate, Shape, accuracies, advise, gives_up, separation, signal_by_name, synthetic
-from silodp.lab.planning import planned
-from silodp.lab.simulation import simulate
-from silodp.server.algorithms import find
-from silodp.server.plan import calibrate
-from silodp.server.settings import prepared
-from silodp.silo.data.records import Records
+from silodp.lab.synthetic import TESTED, Shape, separation, signal_by_name, synthetic
 
-SMALL = Shape((400,) * 5, 6)
-FEW = (Candidate("mb-sgd", 5), Candidate("spider", 6, 3))
 RANGES = tune.Ranges(rounds=(3,), phases=(1, 3), steps=(0.3, 1.0), clips=(1.0,))
 
 
@@ -36,7 +26,6 @@ def here(work, tasks):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(lab, "FRESH", 4)
     monkeypatch.setattr(tune, "spread", here)
     monkeypatch.setattr("silodp.lab.studies.sweep.spread", here)
 
@@ -51,105 +40,8 @@ def test_the_best_possible_model_gets_the_stated_share_right(classes, signal):
     x, y = split.train.x[0].numpy(), split.train.y[0].numpy()
     means = np.stack([x[y == k].mean(0) for k in range(classes)])
     right = (((split.test_x.numpy()[:, None] - means) ** 2).sum(-1).argmin(1) == split.test_y.numpy()).mean()
-    assert right == pytest.approx(signal, abs=4 * math.sqrt(signal * (1 - signal) / lab.TESTED))  # four standard deviations
+    assert right == pytest.approx(signal, abs=4 * math.sqrt(signal * (1 - signal) / TESTED))  # four standard deviations
     assert np.linalg.norm(means[0] - means[1]) == pytest.approx(math.sqrt(2) * separation(signal, classes), rel=0.05)
-
-
-@pytest.mark.parametrize("records", [(400,) * 5, (100, 400, 900)])
-def test_one_pool_has_the_noise_of_the_mean_over_silos(records):
-    """Simulating N silos by one is exact for the noise: what a federation of N gates adds to a mean has the std that is simulated."""
-    candidate, shape = Candidate("mb-sgd", 4), Shape(records, 6)
-    algorithm = find("mb-sgd")
-    plan = calibrate(
-        prepared(algorithm, {"rounds": 4}, 0.0), {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, [Budget(3.0, n**-2.0) for n in records], records
-    )  # fmt: skip
-    silos = Records.of([(np.zeros((n, 400)), np.zeros(n, int)) for n in records])
-    problem = Shape(records, 400).problem()
-    fed, _ = simulate(problem, silos, plan, [7])
-    seen = torch.cat(
-        [w.flatten() for w in find("mb-sgd").run(fed, problem, torch.zeros(1, problem.dim), rounds=4, step=1.0, **plan.mechanisms)]
-    )
-    moves = torch.diff(seen.reshape(4, -1), dim=0, prepend=torch.zeros(1, problem.dim))[:, :400]  # weights of zero features: noise alone
-    assert float(moves.std()) == pytest.approx(candidate.noise(shape, "isrl")["minibatch"], rel=4 / math.sqrt(2 * moves.numel()))
-
-
-def test_trusts_are_compared_at_the_noise_that_their_plans_state():
-    candidate = Candidate("spider", 6, 3)
-    shuffled = planned(candidate.order(SMALL, "shuffle"), SMALL.records, dimension=SMALL.problem().dim)
-    assert candidate.noise(SMALL, "isrl")["anchor"] == pytest.approx(shuffled["noise_std"]["isrl"], rel=1e-6)
-    assert candidate.noise(SMALL, "isrl")["refine"] == pytest.approx(shuffled["differences"]["noise_std"]["isrl"] / 2, rel=1e-6)
-    assert candidate.noise(SMALL, "central")["anchor"] == pytest.approx(
-        planned(candidate.order(SMALL, "central"), SMALL.records)["releases"][0]["noise_std"]
-    )
-    assert candidate.noise(SMALL, "shuffle")["anchor"] == shuffled["noise_std"]["shuffle"]
-    found = [candidate.noise(SMALL, trust)["anchor"] for trust in ("central", "shuffle", "isrl")]
-    assert found == sorted(found)
-
-
-def test_more_noise_makes_a_worse_model_and_endless_noise_a_guess():
-    points = [{"step": 1.0, "clip": 1.0}] * 3
-    found = accuracies(SMALL, FEW[0], points, [{"minibatch": s} for s in (0.0, 0.3, 1e6)], 0)
-    assert found[0] > found[1] > found[2]
-    assert found[0] > 0.8
-
-
-# --- advice ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_advice_names_the_least_trust_that_comes_close():
-    answer = advise(SMALL, here, candidates=FEW)
-    assert answer["advised"] == "isrl"
-    entry = answer["trusts"]["isrl"]
-    assert entry["enough"]
-    assert 0.75 < entry["accuracy"] <= answer["not_private"] + 0.02 < 0.9
-    assert {"algorithm", "rounds", "step", "clip"} <= set(entry)
-    assert answer["synthetic"] is True
-    poor = advise(Shape((40,) * 20, 6, epsilon=0.3), here, candidates=FEW)
-    assert poor["trusts"]["central"]["accuracy"] > poor["trusts"]["isrl"]["accuracy"] + lab.CLOSE
-    assert poor["advised"] == "shuffle"
-
-
-def test_too_few_records_are_said_plainly_with_how_many_would_do(monkeypatch):
-    monkeypatch.setattr(lab, "FRESH", 6)
-    monkeypatch.setattr(lab, "GROWTH", tuple(1.7**k for k in range(1, 9)))
-    shape = Shape((20, 20), 6, epsilon=0.3)
-    answer = advise(shape, here, candidates=FEW)
-    assert answer["advised"] is None
-    entry = answer["trusts"]["isrl"]
-    assert not entry["enough"]
-    needed = entry["needed"]
-    assert 40 < needed["records"][0] < 1400
-    assert 0.5 < needed["epsilon"] < 50
-    for times, enough in ((2, True), (0.25, False)):  # well on either side: on the brink chance decides
-        records = tuple(int(n * times) for n in needed["records"])
-        assert advise(Shape(records, 6, epsilon=0.3), here, candidates=(Candidate("mb-sgd", 15),))["trusts"]["isrl"]["enough"] is enough
-
-
-def test_what_is_given_up_is_what_the_best_attacker_gets():
-    found = gives_up(Budget(3.0, 1e-6))
-    mu = gdp_mu(Budget(3.0, 1e-6))
-    rng = np.random.default_rng(3)
-    out, there = rng.standard_normal(400_000), rng.standard_normal(400_000) + mu
-    assert (there > np.quantile(out, 0.99)).mean() == pytest.approx(found["true_positives"], abs=2e-3)
-    assert ((there > mu / 2).mean() + (out <= mu / 2).mean()) / 2 == pytest.approx(found["guesses_right"], abs=2e-3)
-    weak = gives_up(Budget(0.5, 1e-2))
-    belief = 1 / (1 + np.exp(-(weak["mu"] * (rng.standard_normal(400_000) + weak["mu"]) - weak["mu"] ** 2 / 2)))
-    assert (belief > weak["belief"]).mean() == pytest.approx(weak["belief_passed"], abs=2e-3)
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 1e-2), (3.0, 1e-6), (6.0, 1e-3)])
-def test_what_epsilon_and_delta_alone_leave_an_attacker_is_what_the_worst_mechanism_gives_him(epsilon, delta):
-    """That mechanism tells the record with probability delta, and else answers at random (Kairouz, Oh & Viswanath 2015)."""
-    found = gives_up(Budget(epsilon, delta), gaussian=False)
-    likely = (1 - delta) * np.exp(epsilon) / (1 + np.exp(epsilon))
-    present, absent = np.array([delta, likely, 1 - delta - likely, 0]), np.array([0, 1 - delta - likely, likely, delta])
-    assert np.maximum(present, absent).sum() / 2 == pytest.approx(found["guesses_right"])
-    if found["false_positives"] <= 1 - delta - likely:
-        assert delta + likely * found["false_positives"] / (1 - delta - likely) == pytest.approx(found["true_positives"])
-    assert present[present > absent * np.exp(epsilon + 1)].sum() <= found["belief_passed"]
-    gaussian = gives_up(Budget(epsilon, delta))
-    assert found["true_positives"] > gaussian["true_positives"]
-    assert found["guesses_right"] > gaussian["guesses_right"]
 
 
 @pytest.mark.parametrize(
@@ -169,19 +61,7 @@ def test_shapes_without_a_meaning_are_refused(case):
         Shape(**{"records": (10,), "features": 5} | case)
 
 
-def test_the_command_prints_json_and_words(silodp, monkeypatch):
-    monkeypatch.setattr(lab.advise, "__kwdefaults__", {**lab.advise.__kwdefaults__, "candidates": FEW})
-    monkeypatch.setattr(lab, "GROWTH", (60.0,))
-    words = ("plan", "--advise", "--silos", 2, "--records", 20, "--features", 6, "--epsilon", 0.3)
-    code, out, _ = silodp(*words)
-    assert code == 0
-    said = " ".join(out.split())
-    for word in ("Not enough records for this epsilon", "synthetic", "Enough would be about", "false alarms", "do not train"):
-        assert word in said
-    code, out, _ = silodp(*words, "--json")
-    assert json.loads(out)["advised"] is None
-    code, _, err = silodp("plan", "--advise")
-    assert (code, err.count("\n")) == (2, 1)
+def test_a_signal_that_nobody_knows_is_refused():
     with pytest.raises(BadInput, match="soft"):
         signal_by_name("soft")
 

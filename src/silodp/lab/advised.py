@@ -1,0 +1,25 @@
+"""What a simulation knows in public before it reads a record, for the advisor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.build import Load, feature_map
+from silodp.core.problem.task import Task
+from silodp.lab.source import Loaded, Source
+from silodp.server.advice import Advice, Facts, choose, kinds_of
+from silodp.server.order import Order
+
+
+def advised(
+    order: Order, source: Source, loaded: Loaded, names: Sequence[str], counts: Sequence[int], budgets: Sequence[Budget], load: Load
+) -> Advice:
+    """The order with everything chosen that it leaves open, for silos that train on so many records."""
+    features, task = math.prod(loaded.records.x.shape[2:]), source.read_by or Task.plain(loaded.classes)
+    if order.feature_map:
+        features, task = feature_map(order.feature_map, load).width(features), source.read_by.task if source.read_by else task
+    kinds = kinds_of(task, features, "number" if loaded.scale == "public" else "standard")
+    scaled = features if loaded.scale == "private" else None
+    return choose(order, Facts(tuple(names), tuple(counts), kinds, task, tuple(budgets), scaled), load=load)

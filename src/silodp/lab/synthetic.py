@@ -1,0 +1,89 @@
+"""Synthetic records of a stated difficulty, for `silodp tune`: a mixture of one Gaussian for each class, of which the best possible model gets a
+stated share right. Real records differ, from each other and between silos."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import integrate, special
+
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import root
+from silodp.core.problem.build import Words, build
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
+from silodp.host.extension import load
+from silodp.server.order import finite
+from silodp.silo.data.datasets import Split
+from silodp.silo.data.records import Records
+
+SIGNALS = {"easy": 0.95, "typical": 0.85, "hard": 0.70}
+"""Share that the best possible model gets right, by name."""
+TESTED = 4000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known before any record is read."""
+
+    records: tuple[int, ...]
+    features: int
+    classes: int = 2
+    model: str = "logistic"
+    epsilon: float = 3.0
+    delta: float | None = None
+    signal: float = SIGNALS["typical"]
+
+    def __post_init__(self) -> None:
+        if not self.records or min(self.records) < 1:
+            raise BadInput(f"records are {self.records}; every silo needs 1 record or more")
+        if self.classes < 2 or self.features < self.classes - 1:
+            raise BadInput(
+                f"there are {self.features} features and {self.classes} classes; synthetic data need 2 classes or more, "
+                "and a feature for each class but one"
+            )
+        if not 1 / self.classes < self.signal < 1:
+            raise BadInput(f"signal is {self.signal:g}; it must lie between 1/{self.classes}, which is guessing, and 1")
+        finite(self.epsilon)
+
+    def problem(self) -> Problem:
+        return build(Words(self.model, Task.plain(self.classes)), self.features, load=load)
+
+
+def signal_by_name(text: str) -> float:
+    try:
+        return SIGNALS[text] if text in SIGNALS else float(text)
+    except ValueError:
+        raise BadInput(f"signal {text!r} is unknown; use {', '.join(SIGNALS)}, or the accuracy of the best model, such as 0.9") from None
+
+
+@functools.lru_cache(maxsize=64)
+def separation(accuracy: float, classes: int) -> float:
+    """s at which means s e_k under unit noise let the best model be right this often: the mean of Phi(z + s)^(classes - 1)."""
+
+    def right(s: float) -> float:
+        density = lambda z: math.exp(-z * z / 2) / math.sqrt(2 * math.pi) * special.ndtr(z + s) ** (classes - 1)  # noqa: E731
+        return integrate.quad(density, -9, 9)[0]
+
+    return root(lambda s: right(s) - accuracy, 0.0, 30.0, 1e-9)
+
+
+def synthetic(shape: Shape, counts: Sequence[int], trial: int) -> Split:
+    """Silos of these sizes, and records to test on, from one mixture with balanced classes; all silos draw from the same."""
+    rng = np.random.default_rng((0xAD, trial))
+    corners, lengths, _ = np.linalg.svd(np.eye(shape.classes) - 1 / shape.classes)
+    axes = np.linalg.qr(rng.standard_normal((shape.features, shape.classes - 1)))[0].T
+    means = separation(shape.signal, shape.classes) * (corners * lengths)[:, :-1] @ axes
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(shape.classes, size=n)
+        return (means[y] + rng.standard_normal((n, shape.features))).astype(np.float32), y
+
+    train = Records.of([draw(n) for n in counts])
+    x, y = draw(TESTED)
+    return Split(train, torch.from_numpy(x), torch.from_numpy(y), shape.classes)

@@ -1,0 +1,384 @@
+"""The advisor: from public facts to a complete order, and what to expect of it.
+
+Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic records of a few public worlds, many settings
+side by side. The candidate of the least mean regret over the worlds is chosen: the one that is seldom much worse than the best, whichever
+world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.extension import is_file
+from silodp.core.mechanisms import Gaussian
+from silodp.core.problem.build import Load, Words, build
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
+from silodp.core.weights import Weights
+from silodp.host.extension import load as from_file
+from silodp.server.advice.facts import Facts
+from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
+from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
+from silodp.server.algorithms import ALGORITHMS, find
+from silodp.server.order import Order, targets
+from silodp.server.prepare import prepare
+
+MOMENTA = (0.0, 0.8)
+FINALISTS = 10
+"""How many candidates are looked at again on fresh records."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is tried, by the size of the model: the same everywhere, whatever the machine, so that the choice is the same too.
+
+    `clips` are in units of the gradient that a typical record has at the start, `lengths` are step x clip: the longest that all records
+    together can move w in a round. `pool`: most records that are simulated; the noise is always that of the real number.
+    """
+
+    parameters: float
+    worlds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    pool: int = 1200
+    tested: int = 1500
+    rounds: tuple[int, ...] = (1, 3, 6, 12, 25, 50)
+    clips: tuple[float, ...] = (0.25, 0.5, 1.0)
+    lengths: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    trials: int = 3
+
+
+EFFORTS = (
+    Effort(1_000),
+    Effort(12_000, (0, 1, 3), 400, 600, (3, 12, 40), (0.25, 1.0), (0.3, 1.0, 3.0, 10.0), 2),
+    Effort(100_000, (0, 1), 200, 400, (5, 25), (0.5,), (0.3, 1.0, 3.0, 10.0), 2),
+    Effort(math.inf, (1,), 64, 200, (20,), (0.5,), (0.3, 1.0, 3.0), 1),
+)
+SMALL = 0.03
+"""Share of what is learnt (of all silos' precision) below which a silo's budget is better kept."""
+BENDING, NETWORK = 400.0, 3000.0
+"""Records x mu from which models that bend are tried, and networks: with less, noise drowns what they could find beside a line."""
+ONE_SHOT, WHOLE, MOST_PRODUCTS = "one-shot", (0.7, 1.0, 2.0), 100
+"""One question for all products of two features: its clips, and up to how many features it is tried."""
+TOTALS = 1.1
+"""Noise of a shuffler's totals over that of a curator's Gaussian: what their accountant and their rounding cost."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Settings of one model, algorithm and number of rounds, which are run side by side."""
+
+    model: str
+    algorithm: str
+    rounds: int
+    points: tuple[dict[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The order, complete, and what to expect of it: of the error (or, for numbers, the loss as a share of that of a constant) a mean and the
+    spread from run to run; the same without privacy, and that of guessing."""
+
+    order: Order
+    expected: dict[str, Any]
+    silos: tuple[dict[str, Any], ...]
+    tried: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def enough(self) -> bool:
+        """Whether the model is expected to be better than guessing."""
+        return self.expected["enough"]
+
+    def words(self) -> dict[str, Any]:
+        """For run.json and --json."""
+        return {"order": self.order.words(), "expected": self.expected, "silos": list(self.silos), "tried": list(self.tried)}
+
+
+def choose(order: Order, facts: Facts, *, load: Load = from_file, effort: Effort | None = None) -> Advice:
+    """The order with everything decided that it leaves open; what it says stays as it is."""
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small products are slower on several, and would round otherwise there
+    try:
+        return _Search(order, facts, load, effort).advice()
+    finally:
+        torch.set_num_threads(torch_threads)
+
+
+class _Search:
+    def __init__(self, order: Order, facts: Facts, load: Load, effort: Effort | None) -> None:
+        weights = order.weights or _weights(order, facts)
+        self.order, self.facts, self.load = replace(order, weights=weights), facts, load
+        self._problems: dict[str, Problem] = {}
+        self._noise: dict[tuple[str, int], dict[str, float]] = {}
+        self._samples: dict[tuple[int, int], Sample] = {}
+        self.std = self._silos_std()
+        self.shares = shares_of(Weights(weights, facts.counts), self.std) if len(facts.counts) > 1 else torch.ones(1, dtype=torch.float64)
+        noise = float((self.shares * self.std).square().sum().sqrt())
+        whole = sum(facts.counts) if order.trust != "isrl" else pooled(facts.counts, self.shares)
+        self.worth = (
+            sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min()) if order.trust != "isrl" else 1 / noise
+        )
+        self.models = [order.model] if order.model else _models(facts, self.worth)
+        self.effort = effort or self._effort()
+        self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))
+
+    def advice(self) -> Advice:
+        first = {}
+        for batch in self._batches():
+            for world in self.effort.worlds:
+                for point, error in zip(_outputs(batch), self._errors(batch, world, 0).T.reshape(-1).tolist(), strict=True):
+                    first.setdefault(point, []).append(error)
+        outputs = ("last", "tail") if self.order.output is None else ("tail",) if self.order.output == "tail" else ("last",)
+        found = {point: np.array(errors) for point, errors in first.items() if point.output in outputs}
+        regret = _regrets(found)
+        finalists = sorted(found, key=regret.__getitem__)[:FINALISTS]
+        again: dict[Point, list[list[float]]] = {point: [] for point in finalists}
+        for batch, points in _regrouped(finalists):
+            for world in self.effort.worlds:
+                errors = np.stack([self._errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)])
+                for point, j in points:
+                    again[point].append(errors[:, j, 1 if point.output == "tail" else 0].tolist())
+        means = {point: np.array(rows).mean(1) for point, rows in again.items()}
+        regret = _regrets(means)
+        winner = min(finalists, key=regret.__getitem__)
+        return self._advised(winner, np.array(again[winner]), [self._told(p, means[p]) for p in sorted(finalists, key=regret.__getitem__)])
+
+    def _effort(self) -> Effort:
+        first = self._problem(self.models[0])
+        known = not is_file(self.models[0]) and first.known_loss and self.models[0] != "cnn"
+        return next(effort for effort in EFFORTS if first.dim * (1 if known else 200) <= effort.parameters)
+
+    # --- what is tried ---------------------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> list[Batch]:
+        order = self.order
+        base = 0.5 * math.sqrt(1 + sum(SQUARE[kind] for kind in self.facts.kinds))
+        clips = [order.clip] if order.clip is not None else [_round(base * share) for share in self.effort.clips]
+        momenta = [order.momentum] if order.momentum is not None else MOMENTA
+        found = []
+        for model, rounds in [(m, r) for m in self.models for r in ([order.rounds] if order.rounds is not None else self._rounds(m))]:
+            points = [
+                {"clip": clip, "step": _round(length / clip) if order.step is None else order.step, "momentum": momentum}
+                for clip, length, momentum in itertools.product(clips, self.effort.lengths if order.step is None else (1.0,), momenta)
+                if rounds > 1 or momentum == momenta[0]
+            ]
+            found.append(Batch(model, "momentum", rounds, tuple(points)))
+        if self._one_shot_fits():
+            clips = [order.clip] if order.clip is not None else WHOLE
+            found.append(Batch(self.models[0], ONE_SHOT, 1, tuple({"clip": c, "step": 1.0, "momentum": 0.0} for c in clips)))
+        return found
+
+    def _one_shot_fits(self) -> bool:
+        order, task = self.order, self.facts.plain
+        linear = self.models[0] in ("linear", "logistic") and task.kind in ("binary", "multiclass", "regression")
+        said = any(getattr(order, name) is not None for name in ("rounds", "step", "momentum")) or order.loss or order.prox != "zero"
+        few = len(self.facts.kinds) <= MOST_PRODUCTS
+        return ONE_SHOT in ALGORITHMS and linear and not said and few and order.trust != "shuffle"  # a shuffler adds up gradients alone
+
+    def _rounds(self, model: str) -> tuple[int, ...]:
+        if model.startswith("mlp"):
+            return self.effort.rounds[-2:] if self.effort.rounds[-1] < 50 else (50, 100)
+        return self.effort.rounds if model == self.models[0] else self.effort.rounds[-3:]
+
+    # --- trying it -------------------------------------------------------------------------------------------------------------------
+
+    def _errors(self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None) -> Tensor:
+        """(J, 2): the error of each point's last iterate, and of the average of the later half."""
+        problem, sample, algorithm = self._problem(batch.model), self._sample(world, trial), find(batch.algorithm)
+        columns = {name: torch.tensor([[p[name]] for p in batch.points]) for name in batch.points[0]}
+        clip = columns.pop("clip")
+        columns = {name: column for name, column in columns.items() if name == "step" or name in algorithm.settings}
+        settings = algorithm.schedule(self._settled(batch).schedule)
+        mechanisms = {kind: Gaussian(kind, clip, 0.0) for kind in algorithm.kinds}
+        fed = Pool(problem, sample, self._noise_of(batch) if noise is None else noise, trial)
+        start = problem.initial([trial]).expand(len(batch.points), -1).contiguous()
+        tail, kept, last = torch.zeros_like(start), 0, start
+        for r, last in enumerate(algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)):
+            if r >= batch.rounds // 2:
+                tail, kept = tail + last, kept + 1
+        return torch.stack([_error(problem, w, sample) for w in (last, tail / max(kept, 1))], 1)
+
+    def _settled(self, batch: Batch) -> Order:
+        """For the plan: noise depends on neither clip nor step."""
+        trust = "central" if self.order.trust == "shuffle" else self.order.trust
+        return replace(self.order, algorithm=batch.algorithm, model=batch.model, rounds=batch.rounds, clip=1.0, step=1.0, momentum=0.5,
+                       output="last", trust=trust, least=None)  # fmt: skip
+
+    def _noise_of(self, batch: Batch) -> dict[str, float]:
+        key = batch.algorithm, batch.rounds
+        if key not in self._noise:
+            facts, order = self.facts, self._settled(batch)
+            made = prepare(order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled)
+            factor = (TOTALS if self.order.trust == "shuffle" else 1.0) * _fewer(made.participation())
+            self._noise[key] = {kind: factor * std for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()}
+        return self._noise[key]
+
+    def _silos_std(self) -> Tensor:
+        """(N,): up to a factor, the std of the noise that each silo's own mean would have."""
+        from silodp.core.privacy.accounting import gdp_mu
+
+        budgets = self.facts.budgets or targets(self.order, self.facts.names, self.facts.counts)
+        return torch.tensor([1 / (n * gdp_mu(b)) for n, b in zip(self.facts.counts, budgets, strict=True)], dtype=torch.float64)
+
+    def _problem(self, model: str) -> Problem:
+        if model not in self._problems:
+            words = Words(model, self.facts.task, self.order.prox, self.order.loss)
+            self._problems[model] = build(words, len(self.facts.kinds), load=self.load)
+        return self._problems[model]
+
+    def _sample(self, world: int, trial: int) -> Sample:
+        if (world, trial) not in self._samples:
+            seed = 100 * world + trial
+            self._samples[world, trial] = draw(WORLDS[world], self.facts.kinds, self.facts.plain, self.records, self.effort.tested, seed)
+        return self._samples[world, trial]
+
+    # --- what is said of it ------------------------------------------------------------------------------------------------------------
+
+    def _advised(self, winner: Point, errors: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
+        """`errors` (worlds, trials) of the winner."""
+        open_errors = self._without_noise(winner)
+        guess = np.array([_guessing(self._sample(world, 1)) for world in self.effort.worlds])
+        mean, spread = float(errors.mean()), float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
+        gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
+        expected = {
+            "measure": "error" if _counted(self.facts.plain) else "loss", "error": mean, "run_to_run": spread,
+            "not_private": float(open_errors.mean()), "guessing": float(guess.mean()), "enough": gain > max(spread, 0.2 * most),
+            "worlds": [{"error": float(e), "not_private": float(o), "guessing": float(g)} for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)],
+        }  # fmt: skip
+        return Advice(self._resolved(winner), expected, tuple(self._silo_words()), tuple(tried))
+
+    def _without_noise(self, winner: Point) -> np.ndarray:
+        """(worlds,): the error of the winner's model at the best of a few steps, without noise."""
+        settings = tuple({"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0))
+        plain, silent = Batch(winner.model, "momentum", 60, settings), dict.fromkeys(find("momentum").kinds, 0.0)
+        found = [
+            [self._errors(plain, world, 1 + t, silent).min().item() for t in range(self.effort.trials)] for world in self.effort.worlds
+        ]
+        return np.array(found).mean(1)
+
+    def _resolved(self, point: Point) -> Order:
+        named = "mb-sgd" if point.algorithm == "momentum" and not point.momentum else point.algorithm
+        momentum = point.momentum if named == "momentum" else None
+        return replace(self.order, algorithm=named, model=point.model, rounds=point.rounds, clip=point.clip, step=point.step,
+                       momentum=momentum, output=self.order.output or point.output)  # fmt: skip
+
+    def _told(self, point: Point, errors: np.ndarray) -> dict[str, Any]:
+        order = self._resolved(point)
+        named = {name: getattr(order, name) for name in ("model", "algorithm", "rounds", "clip", "step", "momentum", "output")}
+        return named | {"error": float(errors.mean())}
+
+    def _silo_words(self) -> list[dict[str, Any]]:
+        """Of each silo: its part in what is learnt, and how the noise of the mean would change without it."""
+        counts, std = self.facts.counts, self.std
+        if len(counts) == 1 or self.order.trust != "isrl":
+            return [{"name": name, "records": n} for name, n in zip(self.facts.names, counts, strict=True)]
+        precision, noise = 1 / std.square(), float((self.shares * std).square().sum().sqrt())
+        found = []
+        for i, (name, n) in enumerate(zip(self.facts.names, counts, strict=True)):
+            others = [j for j in range(len(counts)) if j != i]
+            kept = shares_of(Weights(self.order.weights, tuple(counts[j] for j in others)), std[others])
+            without = float((kept * std[others]).square().sum().sqrt())
+            part = float(precision[i] / precision.sum())
+            found.append({"name": name, "records": n, "part": part, "noise_without": without / noise, "too_small": part < SMALL})
+        return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """One candidate."""
+
+    model: str
+    algorithm: str
+    rounds: int
+    clip: float
+    step: float
+    momentum: float
+    output: str
+
+
+def _outputs(batch: Batch) -> list[Point]:
+    """The last iterates' candidates, then those of the averages."""
+    return [Point(batch.model, batch.algorithm, batch.rounds, **p, output=output) for output in ("last", "tail") for p in batch.points]
+
+
+def _regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, int]]]]:
+    """Batches for these candidates, and where in them each is."""
+    groups: dict[tuple[str, str, int], list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.model, point.algorithm, point.rounds), []).append(point)
+    found = []
+    for key, members in groups.items():
+        settings = tuple({"clip": p.clip, "step": p.step, "momentum": p.momentum} for p in members)
+        found.append((Batch(*key, settings), [(p, j) for j, p in enumerate(members)]))
+    return found
+
+
+def _regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
+    """The mean over worlds of how much worse each is than the best there."""
+    best = np.min(list(errors.values()), axis=0)
+    return {point: float((found - best).mean()) for point, found in errors.items()}
+
+
+@torch.no_grad()
+def _error(problem: Problem, w: Tensor, sample: Sample) -> Tensor:
+    """(J,): the share of wrong classes; for other labels the mean loss over that of an output of zero."""
+    scores, y = problem.outputs(w, sample.test_x), sample.test_y
+    bad = ~torch.isfinite(scores).all(-1)
+    if _counted(sample.task):
+        wrong = (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
+        return ((wrong | bad).double() * _importance(sample)).mean(-1)
+    loss = torch.stack([problem.record_losses(s, y) for s in scores.nan_to_num(0.0).clamp(-1e3, 1e3)]).double()
+    zero = problem.record_losses(torch.zeros_like(scores[0]), y).double().mean()
+    return torch.where(bad.any(-1), 1e3, loss.mean(-1) / zero)
+
+
+def _counted(task: Task) -> bool:
+    """Whether a model is judged by the share of wrong classes; else by its loss."""
+    return task.kind in ("binary", "multiclass")
+
+
+def _importance(sample: Sample) -> Tensor:
+    """Of each tested record, by the public weights of the classes; 1 on average."""
+    weights = torch.tensor(sample.task.weights or (1.0,) * sample.task.classes, dtype=torch.float64)[sample.test_y]
+    return weights / weights.mean()
+
+
+def _guessing(sample: Sample) -> float:
+    """The error of always saying the one class, or of an output of zero."""
+    if not _counted(sample.task):
+        return 1.0
+    return 1 - float(torch.bincount(sample.test_y, _importance(sample)).max()) / len(sample.test_y)
+
+
+def _models(facts: Facts, worth: float) -> list[str]:
+    """Lines first; `worth` is records x mu, by which the noise of a mean falls."""
+    features = len(facts.kinds)
+    found = ["linear"] if facts.plain.kind in ("regression", "count") else ["logistic"]
+    if worth >= BENDING and features <= 60 and "number" in facts.kinds + ("number",) * facts.kinds.count("standard"):
+        found.append("additive:6")
+    if worth >= NETWORK and features <= 200:
+        found.append("mlp:16")
+    return found
+
+
+def _weights(order: Order, facts: Facts) -> str:
+    """By records, and by precision where the silos' budgets differ."""
+    budgets = facts.budgets or targets(order, facts.names, facts.counts)
+    return "precision" if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1 else "records"
+
+
+def _fewer(who: Any) -> float:
+    """How much more noise the mean over those who take part in a round has than that over all."""
+    least, most = getattr(who, "least", None), getattr(who, "answering", who.silos)
+    return math.sqrt(who.silos / (((most if least is None else least) + most) / 2))
+
+
+def _round(value: float) -> float:
+    """Two digits: settings that a person can read and type."""
+    return float(f"{value:.2g}")

@@ -1,0 +1,52 @@
+"""What is known before any record is read, and all that advice may follow from: sizes, columns, the task and the budgets. n is public."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.schema import Schema
+from silodp.core.problem.task import Task
+from silodp.server.advice.worlds import KINDS
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`counts` are the records that are trained on. `kinds`: of each feature that the model sees, number, boolean or category (as a schema
+    makes them, within [-1, 1]) or standard (about mean 0 and spread 1). `scaled`: so many features whose scaling is learnt first."""
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    kinds: tuple[str, ...]
+    task: Task | Schema
+    budgets: tuple[Budget, ...] | None = None
+    """The silos' own, where they have some; else the order's."""
+    scaled: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 1:
+            raise BadInput(f"records are {self.counts}; every silo needs 1 record or more to train on")
+        if not self.kinds:
+            raise BadInput("there are no features; give 1 or more")
+        if unknown := [kind for kind in self.kinds if kind not in KINDS]:
+            raise BadInput(f"a feature is of kind {unknown[0]!r}; use one of {', '.join(KINDS)}")
+
+    @property
+    def plain(self) -> Task:
+        """The task, without the columns."""
+        return self.task.task if isinstance(self.task, Schema) else self.task
+
+
+def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") -> tuple[str, ...]:
+    """The kind of each feature by the schema's columns; `otherwise` where there are none, or a map has made other features of them."""
+    if not isinstance(task, Schema):
+        return (otherwise,) * features
+    if task.images:
+        return ("number",) * features
+    found: list[str] = []
+    for column in task.columns:
+        own: Sequence[str] = [column.type] * len(column.features)
+        found += own if column.type == "category" else [column.type, *["category"] * (len(own) - 1)]
+    return tuple(found) if len(found) == features else ("number",) * features

@@ -1,0 +1,78 @@
+"""A federation that is all synthetic: an algorithm asks it as it asks silos, and gets means over one pool of made-up records, under the noise
+that the real silos' mean would have.
+
+Means over full batches are all that the advised algorithms ask for. So N silos act as one pool, and the noise of their weighted mean follows
+from their sizes and multipliers. All runs of a batch see the same draws, scaled to each one's noise, which makes their comparison sharp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import CLIP_TOLERANCE
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.weights import Weights
+from silodp.engine.clipping import clipped_sum
+from silodp.server.advice.worlds import Sample
+from silodp.server.prepare import Prepared
+
+
+class Pool:
+    """`noise` is the std of the mean for a clip of 1, by kind of release; `seed` that of all draws."""
+
+    def __init__(self, problem: Problem, sample: Sample, noise: Mapping[str, float], seed: int) -> None:
+        self._problem, self._sample, self._noise = problem, sample, noise
+        self._random = np.random.default_rng((0xADF, seed))
+
+    def mean(self, query: Query) -> Tensor:
+        return self.measure(query)[0]
+
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        """The mean, and the standard deviation of the noise in each of its coordinates, (J, 1)."""
+        statistic, mechanism, x, y = query.statistic, query.mechanism, self._sample.x, self._sample.y
+        if statistic.rows(self._problem, 0) is None:
+            (w, *rest), n = statistic.points, len(x)
+            weight = torch.full((1, n), 1 / n)
+            reference = rest[0] if rest else None
+            value = clipped_sum(self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference)[:, 0]
+        else:
+            rows = [statistic.rows(self._problem, run) for run in range(statistic.shape[0])]
+            value = torch.stack([row(x, y).mean(0) for row in rows if row is not None])
+        draws = torch.from_numpy(self._random.standard_normal((1, *value.shape[1:]))).to(value)
+        std = torch.as_tensor(mechanism.clip).to(value).reshape(-1, 1) * self._noise[mechanism.kind]
+        return value + draws * std, std
+
+    def everyone(self) -> Pool:
+        return self
+
+    def cohort(self) -> Pool:
+        return self
+
+
+def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:
+    """Std of the mean over all silos for a clip of 1, by kind of release, of an order whose silos have Gaussian noise of their own."""
+    counts = made.plan.counts
+    found = {}
+    for kind, mechanism in made.mechanisms.items():
+        assert isinstance(mechanism, Gaussian)
+        z = mechanism.multipliers(range(len(counts)))[0]
+        std = 2 * (1 + CLIP_TOLERANCE) * z / torch.tensor(counts, dtype=torch.float64)
+        found[kind] = float((std * shares_of(weights, std)).square().sum().sqrt()) if len(counts) > 1 else float(std[0])
+    return found
+
+
+def shares_of(weights: Weights, std: Tensor) -> Tensor:
+    """(N,): how much each silo counts."""
+    return weights.shares(range(len(std)), (1 / std.square())[None])[0]
+
+
+def pooled(counts: tuple[int, ...], shares: Tensor) -> int:
+    """Records whose plain mean is as sharp as the silos' weighted one, if all have records of one kind."""
+    return max(2, math.floor(1 / float((shares.square() / torch.tensor(counts, dtype=torch.float64)).sum())))

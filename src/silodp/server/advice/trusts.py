@@ -1,0 +1,65 @@
+"""`silodp plan --advise`: the advisor's choice under each trust, what a silo gives up, and how many records would be enough if there are too few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from silodp.core.errors import BadInput
+from silodp.server.advice.attacker import gives_up
+from silodp.server.advice.chooser import EFFORTS, Effort, choose
+from silodp.server.advice.facts import Facts
+from silodp.server.advice.words import lines
+from silodp.server.order import TRUSTS, Order, targets
+
+T = TypeVar("T")
+CLOSE = 0.02
+"""Trust that buys less accuracy than this is not advised."""
+GROWTH = tuple(2.0**k for k in range(1, 11))
+MOST_EPSILON = 50.0
+
+
+def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dict[str, Any]:
+    """What `silodp plan --advise --json` prints; weights by precision are for --trust isrl alone."""
+    trusts: dict[str, dict[str, Any]] = {}
+    for trust in TRUSTS:
+        weights = None if order.weights == "precision" and trust != "isrl" else order.weights
+        try:
+            advice = choose(replace(order, trust=trust, weights=weights), facts, effort=effort)
+        except BadInput as error:
+            if trust == order.trust:
+                raise
+            trusts[trust] = {"trust": trust, "refused": str(error)}
+            continue
+        trusts[trust] = {"trust": trust, **advice.words(), "lines": lines(advice)}
+    usable = [t for t in TRUSTS if trusts[t].get("expected", {}).get("enough")]
+    best = min((trusts[t]["expected"]["error"] for t in usable), default=math.inf)
+    advised = next((t for t in usable if trusts[t]["expected"]["error"] <= best + CLOSE), None)
+    if not trusts["isrl"].get("expected", {"enough": True})["enough"]:
+        trusts["isrl"]["needed"] = _needed(replace(order, trust="isrl"), facts, effort or EFFORTS[1])
+    budgets = {n: budget for n, budget in zip(facts.counts, targets(order, facts.names, facts.counts), strict=True)}
+    given = [{"records": n} | gives_up(budget, gaussian=advised != "shuffle") for n, budget in sorted(budgets.items())]
+    return {"synthetic": True, "advised": advised, "trusts": trusts, "gives_up": given}
+
+
+def _needed(order: Order, facts: Facts, effort: Effort) -> dict[str, Any]:
+    """The least doubling of all silos, and that of epsilon, at which a model is expected to be better than guessing; None: not even the last."""
+    epsilons = [b.epsilon for b in targets(order, facts.names, facts.counts)]
+    larger = [replace(facts, counts=tuple(math.ceil(n * f) for n in facts.counts)) for f in GROWTH]
+    looser = [max(epsilons) * f for f in GROWTH if max(epsilons) * f <= MOST_EPSILON]
+    records = _first(larger, lambda more: choose(order, more, effort=effort).enough)
+    epsilon = _first(looser, lambda e: choose(replace(order, epsilon=(repr(e),)), facts, effort=effort).enough)
+    return {"records": list(records.counts) if records else None, "epsilon": epsilon}
+
+
+def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
+    """The first that suffices, by bisection."""
+    low, high = -1, len(things) - 1
+    if high < 0 or not suffices(things[high]):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(things[middle]) else (middle, high)
+    return things[high]

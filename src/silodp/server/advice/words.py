@@ -1,0 +1,59 @@
+"""Advice in a few plain lines, and as a settings file that `train --settings` and `federation run --settings` take whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from silodp.server.advice.chooser import Advice
+from silodp.server.order import Order
+
+SETTINGS = ("algorithm", "model", "rounds", "step", "clip", "momentum", "weights", "output", "settings", "trust", "epsilon", "delta")
+"""What a settings file holds of an order."""
+
+
+def lines(advice: Advice) -> list[str]:
+    """What was chosen, what to expect, and whom it concerns."""
+    order, told = advice.order, advice.expected
+    often = f"{order.rounds} rounds, " if order.rounds > 1 else "one round, "
+    moved = f", momentum {order.momentum:g}" if order.algorithm == "momentum" else ""
+    how = "" if order.algorithm == "one-shot" else f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
+    found = [
+        f"Chosen from sizes, columns and budgets alone, which costs no privacy: model {order.model}, {order.algorithm}, {how}weights by {order.weights}"
+        f"{', the later half averaged' if order.output == 'tail' else ''}."
+    ]
+    error, spread, plain, guess = (told[name] for name in ("error", "run_to_run", "not_private", "guessing"))
+    if told["measure"] == "error":
+        found.append(
+            f"Expect about {100 * error:.0f} % errors (give or take {100 * spread:.0f}), where no privacy would give {100 * plain:.0f} % and always "
+            f"saying the commonest class {100 * guess:.0f} %: on made-up records; yours may be easier or harder, but privacy costs about as much."
+        )
+    else:
+        found.append(
+            f"Expect a loss of about {100 * error:.0f} % (give or take {100 * spread:.0f}) of what a constant has, where no privacy would give "
+            f"{100 * plain:.0f} %: on made-up records; yours may be easier or harder, but privacy costs about as much."
+        )
+    if not advice.enough:
+        found.append(
+            "Do not train: with so few records at this epsilon the model would be no better than guessing, and the budget would be gone."
+        )
+    if small := [f"{s['name']} ({s['records']} records)" for s in advice.silos if s.get("too_small")]:
+        found.append(
+            f"Too small to help at this epsilon: {', '.join(small)}. The others learn as much without, and what it would spend is saved."
+        )
+    helps = [s for s in advice.silos if s.get("noise_without", 1.0) < 1.0]
+    if helps:
+        best = min(helps, key=lambda s: s["noise_without"])
+        found.append(f"Leaving {best['name']} out would make the noise {100 * (1 - best['noise_without']):.1f} % smaller.")
+    return found
+
+
+def settings_file(order: Order) -> str:
+    """TOML, one line for each option of the order that is not the usual."""
+    rows = []
+    for name in SETTINGS:
+        value: Any = getattr(order, name)
+        if value in (None, (), "") or (name == "momentum" and order.algorithm != "momentum"):
+            continue
+        rows.append(f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
+    return "\n".join(["# The options of `silodp train --settings` and `silodp federation run --settings`.", *rows]) + "\n"

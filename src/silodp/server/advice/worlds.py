@@ -1,0 +1,129 @@
+"""Synthetic records for the advisor: a few public worlds that a user's records may be like. No record of anybody's has a part in them.
+
+In a world latent numbers, correlated through a few factors, become features as a schema makes them (numbers that fill a part of their public
+range, booleans, categories) or as learnt scaling leaves them (standardised). The label is drawn from a score that is linear in the latent
+numbers, and in some worlds bends. The worlds differ in how much the features tell, in how many of them tell it, and in balance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.core.problem.task import Task
+
+KINDS = ("number", "boolean", "category", "standard")
+SQUARE = {"number": 0.2, "boolean": 1.0, "category": 0.25, "standard": 1.0}
+"""Mean square of a feature of each kind, in these worlds."""
+
+
+@dataclass(frozen=True)
+class World:
+    """`logit`: spread of the score; `shift`: its mean, which unbalances classes; `bent`: share of it that is not linear in the latent numbers
+    (`pairs`: made of products); `active`: share of the features that tell anything; `common`: what they have in common."""
+
+    logit: float
+    shift: float = 0.0
+    bent: float = 0.0
+    pairs: bool = False
+    active: float = 1.0
+    common: float = 0.3
+
+
+WORLDS = (
+    World(2.2, 0.3, bent=0.1, active=0.6),
+    World(4.0, -0.4, active=1.0, common=0.6),
+    World(1.3, 0.2, active=0.4),
+    World(3.0, 0.0, bent=0.35, active=0.5),
+    World(2.5, -0.8, bent=0.25, pairs=True, active=0.6),
+    World(8.0, 0.5, active=0.7, common=0.7),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records to train on and to test on."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    task: Task
+
+
+def draw(world: World, kinds: Sequence[str], task: Task, records: int, tested: int, seed: int) -> Sample:
+    """Records of this world; one seed is one population, and who is drawn from it."""
+    random = np.random.default_rng((0xAD, seed))
+    features, total = len(kinds), records + tested
+    factors = max(1, min(8, features // 4))
+    load = random.standard_normal((factors, features))
+    load *= math.sqrt(world.common) / np.linalg.norm(load, axis=0)
+    latent = random.standard_normal((total, factors)) @ load + math.sqrt(1 - world.common) * random.standard_normal((total, features))
+    score = np.column_stack([_score(world, latent, random) for _ in range(_scores(task))])
+    x = torch.from_numpy(_features(kinds, latent, random).astype(np.float32))
+    y = torch.from_numpy(_labels(task, world, score, random))
+    return Sample(x[:records], y[:records], x[records:], y[records:], task)
+
+
+def _scores(task: Task) -> int:
+    return task.classes if task.kind == "multiclass" else 1
+
+
+def _score(world: World, latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """(n,), standardised."""
+    tells = random.permutation(latent.shape[1])[: max(1, math.ceil(world.active * latent.shape[1]))]
+    line = latent[:, tells] @ (random.standard_normal(len(tells)) + np.sign(random.standard_normal(len(tells))))
+    bend = np.zeros(len(latent))
+    if world.bent:
+        some = tells[: max(2, len(tells) // 2)] if len(tells) > 1 else np.array([tells[0], tells[0]])
+        other = np.roll(some, 1) if world.pairs else some
+        bend = (latent[:, some] * latent[:, other]) @ random.choice([-1.0, 1.0], len(some))
+    return math.sqrt(1 - world.bent) * _standard(line) + math.sqrt(world.bent) * _standard(bend)
+
+
+def _standard(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / max(float(values.std()), 1e-12)
+
+
+def _features(kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    made = np.empty_like(latent)
+    for j, kind in enumerate(kinds):
+        z = latent[:, j]
+        middle, spread, cut = random.uniform(-0.45, 0.45), math.exp(random.uniform(math.log(0.12), math.log(0.45))), random.normal(0.0, 0.6)
+        match kind:
+            case "number":
+                made[:, j] = np.clip(middle + spread * z, -1, 1)
+            case "boolean":
+                made[:, j] = np.where(z > cut, 1.0, -1.0)
+            case "category":
+                made[:, j] = z > cut + 0.5
+            case _:
+                made[:, j] = z
+    return made
+
+
+def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    logits = world.logit * score
+    if task.kind == "multiclass":
+        return (logits + random.gumbel(size=logits.shape)).argmax(1)
+    logits = logits[:, 0] + world.shift * world.logit
+    if task.kind == "count":
+        return np.minimum(random.poisson(np.exp(np.clip(0.3 * logits, -3, 3)) * min(2.0, task.most / 4)), task.most).astype(np.float32)
+    if task.kind == "ordinal":
+        noisy = logits + random.logistic(size=len(logits))
+        return np.searchsorted(np.quantile(noisy, np.arange(1, task.classes) / task.classes), noisy)
+    if task.kind == "regression":
+        noisy = logits + random.standard_normal(len(logits))
+        return np.clip(0.3 * _standard(noisy) + 0.3 * world.shift, -1, 1).astype(np.float32)
+    if task.bins:  # survival: events in about half of the records, the earlier the higher the score
+        hazards = 1 / (1 + np.exp(-(logits - math.log(2 * task.bins)))[:, None])
+        ended = random.random((len(logits), task.bins)) < hazards
+        first, last = ended.argmax(1), random.integers(task.bins // 2, task.bins + 1, len(logits))
+        event = ended.any(1) & (first < last)
+        return np.where(event, 2 * first + 1, 2 * last)
+    return (random.random(len(logits)) < 1 / (1 + np.exp(-logits))).astype(np.int64)

@@ -28,7 +28,7 @@ CLIP = 1.0
 def losses(name: str, epsilon: float | None) -> torch.Tensor:
     """(iterates, runs): training loss after each iterate, for as many draws of noise from one start."""
     records = DATASETS["wbcd"].load(0, None).train
-    problem = Problem(*model_by_name("mlp:5", records.x.shape[-1], 2))
+    problem = Problem(*model_by_name("logistic" if name == "one-shot" else "mlp:5", records.x.shape[-1], 2))
     algorithm = find(name)
     settings = algorithm.schedule({"rounds": ROUNDS, "local_steps": 2, "restarts": 2})
     sampling = sampling_by_name(None, algorithm, ROUNDS)

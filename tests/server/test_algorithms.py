@@ -40,6 +40,8 @@ from silodp.testing.algorithm import (
 )
 from silodp.testing.federation import check_replay
 
+ITERATIVE = [name for name in ALGORITHMS if name != "one-shot"]
+"""One question alone, of one kind of model, has tests of its own (test_one_shot.py)."""
 DIM = 4
 COUNTS = (30, 50)
 
@@ -142,11 +144,11 @@ def convex(name, alike=False):
 
 
 def test_the_tables_of_this_file_name_every_algorithm():
-    assert set(LONG) == set(SHORT) == set(ALGORITHMS)
+    assert set(LONG) == set(SHORT) == set(ITERATIVE)
 
 
 # Adam's prox has the Euclidean metric, so with a penalty it ends elsewhere.
-@pytest.mark.parametrize(("name", "case"), [(n, c) for n in ALGORITHMS for c in CONVEX if n != "adam" or c not in PENALISED])
+@pytest.mark.parametrize(("name", "case"), [(n, c) for n in ITERATIVE for c in CONVEX if n != "adam" or c not in PENALISED])
 def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case):
     algorithm, (short, iterates) = ALGORITHMS[name], SHORT[name]
     # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear or the silos are alike.
@@ -174,7 +176,7 @@ def test_control_variates_take_out_the_drift_of_local_steps_in_silos_that_differ
 
 
 @pytest.mark.parametrize("sampling", [Poisson(0.3), WithoutReplacement(0.3)], ids=["poisson", "without replacement"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ITERATIVE)
 def test_runs_on_random_batches_do_not_mix(name, sampling):
     problem, records, _, step = convex("lasso")
     check_runs_do_not_mix(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling)
@@ -187,7 +189,7 @@ def test_other_rules_and_batches_are_charged_as_priced_too(name, sampling, rule)
     check_charges(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling, rule=rule)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ITERATIVE)
 def test_all_that_it_knows_it_knows_from_releases(name):
     problem, records, _, step = convex("ridge")
     settings, _ = SHORT[name]

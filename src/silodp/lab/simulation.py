@@ -104,6 +104,11 @@ class Curated(Federation):
     def mean(self, query: Query) -> Tensor:
         return self._channel.ask(query, self._participation.draw()).value[:, 0]
 
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        asked = self._participation.draw()
+        everybody = Weights("equal", (sum(self._weights.trained[i] for i in asked),))
+        return self._channel.ask(query, asked).value[:, 0], query.mechanism.deviation([0], everybody)
+
 
 def asked_by(mechanism: Mechanism) -> dict[str, object]:
     """What a transcript says of a release's noise."""

@@ -41,6 +41,7 @@ class Port(Protocol):
     """What an algorithm may do."""
 
     def mean(self, query: Query) -> Tensor: ...
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]: ...
     def each(self) -> Mapping[int, Port]: ...
     def cohort(self) -> Port: ...
 
@@ -133,11 +134,21 @@ class Federation:
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in the paper."""
+        answers = self._ask(query)
+        return query.mechanism.combine(answers.value, answers.silos, self._weights)
+
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        """The same, and the standard deviation of the noise in each of its coordinates, (J, 1): public, as prices and weights are."""
+        answers, mechanism = self._ask(query), query.mechanism
+        mean = mechanism.combine(answers.value, answers.silos, self._weights)
+        return mean, mechanism.deviation(answers.silos, self._weights)
+
+    def _ask(self, query: Query) -> Answered:
         asked = self._participation.draw()
         answers = self._channel.ask(query, asked)
         if len(answers.silos) < len(asked):
             self._participation.missed(answers.silos)
-        return query.mechanism.combine(answers.value, answers.silos, self._weights)
+        return answers
 
     def each(self) -> dict[int, Federation]:
         """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""

@@ -29,7 +29,8 @@ class Run:
     def __init__(self, made: Prepared, problem: Problem, folder: Path, coin: int) -> None:
         """The public `coin` says where the run starts, and which iterate it hands over where that is drawn."""
         self.made, self.problem, self.folder, self._coin = made, problem, folder, coin
-        self.total, self.iterates, self.ended = made.order.rounds, 0, "finished"
+        self.iterates, self.ended = 0, "finished"
+        self.total = made.order.rounds if "rounds" in made.settings else sum(a.kind in made.algorithm.kinds for a in made.plan.asked)
         self.summary: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:

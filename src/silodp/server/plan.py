@@ -28,6 +28,7 @@ from silodp.core.privacy.accounting import (
     renyi_conversion,
     root,
 )
+from silodp.core.problem.losses import squared_error
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.server.federation import Everyone, Fixed
@@ -54,6 +55,9 @@ class DryRun:
         self._log.append(Asked(query.mechanism.kind, query.event(), self._participation.draw()))
         return torch.zeros(query.statistic.shape)
 
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        return self.mean(query), torch.ones(1, 1)
+
     def everyone(self) -> DryRun:
         """All silos, whoever takes part in training rounds."""
         return DryRun(Everyone(self._silos), self._silos, self._log)
@@ -68,7 +72,7 @@ class DryRun:
 class Nowhere:
     """A problem of one dimension, for dry runs."""
 
-    dim = 1
+    dim, model, loss = 1, torch.nn.Linear(1, 1, bias=False), staticmethod(squared_error)
 
     def prox(self, w: Tensor, step) -> Tensor:
         return w

@@ -17,6 +17,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
+from silodp.core.query import Query
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.theory import isrl as theory
 from silodp.core.weights import Weights
@@ -96,7 +97,8 @@ def prepare(
     participation = participation_by_name(order.participation, len(counts), order.coins)
     participation()  # refuses what cannot take part
     run = prepared(algorithm, settings, order.step)
-    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}") if (why := _why_together(order)) else run
+    why, totals = _why_together(order), order.trust == "shuffle"
+    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", totals) if why else run
     if order.trust == "shuffle":
         plan = _totals(order, algorithm, settings, samplings, mine, counts, participation(), dimension, rehearsed, scaled)
     else:
@@ -146,25 +148,34 @@ def _why_together(order: Order) -> str:
     return "and counts them alike; leave --weights out" if order.weights != "equal" else ""
 
 
-def _together(run: Run, why: str) -> Run:
-    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one."""
+def _together(run: Run, why: str, totals: bool) -> Run:
+    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one, or what cannot be in a total."""
 
     def asked(fed: Any, problem: Any, w: Tensor, **rest: Any) -> Iterator[Tensor]:
-        yield from run(_Together(fed, why), problem, w, **rest)
+        yield from run(_Together(fed, why, totals), problem, w, **rest)
 
     return asked
 
 
 class _Together:
-    def __init__(self, fed: Any, why: str) -> None:
-        self._fed, self._why = fed, why
-        self.mean = fed.mean
+    def __init__(self, fed: Any, why: str, totals: bool) -> None:
+        self._fed, self._why, self._totals = fed, why, totals
+
+    def mean(self, query: Query) -> Tensor:
+        return self.measure(query)[0]
+
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        if self._totals and not query.statistic.in_totals:
+            raise BadInput(
+                f"a shuffler adds up clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd"
+            )
+        return self._fed.measure(query)
 
     def everyone(self) -> _Together:
-        return _Together(self._fed.everyone(), self._why)
+        return _Together(self._fed.everyone(), self._why, self._totals)
 
     def cohort(self) -> _Together:
-        return _Together(self._fed.cohort(), self._why)
+        return _Together(self._fed.cohort(), self._why, self._totals)
 
     def each(self) -> dict[int, Any]:
         raise BadInput(self._why)

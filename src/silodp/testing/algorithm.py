@@ -40,7 +40,7 @@ def check_algorithm(
 
     `algorithm` is the generator function itself, or FILE.py:NAME. `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
     an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches
-    there. Checked: the optimum; that it asks through fed.mean, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
+    there. Checked: the optimum; that it asks through fed.mean, fed.measure, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
     ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
     together are the runs one at a time.
     """
@@ -140,7 +140,7 @@ def check_runs_do_not_mix(
 
 
 class _Narrow:
-    """A federation with `mean`, `cohort` and `each` and nothing else."""
+    """A federation with `mean`, `measure`, `cohort` and `each` and nothing else."""
 
     def __init__(self, name: str, fed: Port, asked: list[Query]) -> None:
         self._name, self._fed, self._asked = name, fed, asked
@@ -150,6 +150,10 @@ class _Narrow:
         self._asked.append(query)
         return self._fed.mean(query)
 
+    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+        self._asked.append(query)
+        return self._fed.measure(query)
+
     def cohort(self) -> _Narrow:
         return _Narrow(self._name, self._fed.cohort(), self._asked)
 
@@ -157,7 +161,9 @@ class _Narrow:
         return {i: _Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
 
     def __getattr__(self, attribute: str) -> None:
-        raise AssertionError(f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, fed.cohort and fed.each only")
+        raise AssertionError(
+            f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, fed.measure, fed.cohort and fed.each only"
+        )
 
 
 class _ProxAlone:

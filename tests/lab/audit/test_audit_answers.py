@@ -203,6 +203,7 @@ CAUGHT_BY = {
     "noise given again": "noise of every answer",
     "noise in the first local step only": "noise of every answer",
     "noise for a shorter clip": "reach of every answer",
+    "noise for shorter factors": "reach of every answer",
     "held-out records in training answers": "reach of every answer",
     "one sub-sampled batch for all questions": "coins",
     "one record more without replacement": "batches without replacement",

@@ -21,7 +21,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
-from silodp.silo.answer.integers import GRAIN
+from silodp.silo.answer.integers import GRAIN, multiplied
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 
@@ -309,3 +309,15 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
     assert set(inspect.signature(Exact).parameters) == {"problem", "records", "partition", "held_out_share"}
     with pytest.raises(BadInput, match="one silo"):
         Exact(problem(), Records.of([(np.ones((2, 5)), np.ones(2))] * 2), partition=lambda *_: np.arange(2))
+
+
+@pytest.mark.parametrize("clip", [0.3, 1.0, 77.7])
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_products_of_any_floats_are_integers_no_farther_apart_than_their_noise_is_for(clip, size):
+    """By Python's integers, over all pairs; orthogonal factors come within a thousandth of it."""
+    gamma = lattice_step(clip, size * (size + 1) // 2)
+    far = 1e3 * clip * np.concatenate([np.eye(size), np.random.default_rng(1).normal(size=(20, size)), np.full((1, size), 1e300)])
+    rows = multiplied(torch.from_numpy(np.concatenate([far, [[np.nan] * size, [np.inf] * size, [0.0] * size]])), clip, gamma).tolist()
+    most = max(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for one in rows for other in rows)
+    allowed = (2 * Fraction(clip) / Fraction(gamma)) ** 2
+    assert 0.998 * allowed < most <= allowed

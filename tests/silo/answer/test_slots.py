@@ -137,7 +137,7 @@ def short_chunks(monkeypatch):
 class Gathering(Exact):
     """The mistake: a batch is gathered and computed as a tensor of its own."""
 
-    def _sum(self, rows, chosen, clip, gamma, dim, numbers=None, source=None):
+    def _sum(self, rows, chosen, clip, gamma, dim, numbers=None, source=None, multiply=False):
         if not len(chosen):
             return np.zeros(dim, np.int64)
         return (

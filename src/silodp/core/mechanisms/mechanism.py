@@ -53,6 +53,10 @@ class Mechanism:
         """(J, d): what the server makes of the answers `value` of these silos."""
         raise NotImplementedError
 
+    def deviation(self, silos: Sequence[int], weights: Weights) -> Tensor:
+        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes."""
+        raise NotImplementedError
+
     def noised(self, by: Any, *given: Any) -> Any:
         """What `by` does with its law."""
         raise NotImplementedError

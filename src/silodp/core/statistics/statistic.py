@@ -86,6 +86,10 @@ class Statistic:
         which are an engine's to make."""
         return None
 
+    def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
+        """Of products (`gram.Gram`): the numbers that are multiplied, which a gate does in integers. None where `rows` are no products."""
+        return None
+
     def check(self, dim: int, runs: int) -> None:
         """Raises Refused for what no policy could allow: points of another shape or not finite, senseless fields."""
         self._check_shapes(dim, runs)

@@ -62,6 +62,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     ),  # of zeros each u is -1: as long as a record can be
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
+    statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
 }
 """A statistic of each type, over so many features."""

@@ -3,6 +3,8 @@
 A record with a constant gradient has no gradient difference, so the canary is a steep quadratic. f0(w, y) = y/2 ||W + b - FAR||^2 with
 y = +STEEP in one data set and -STEEP in the other: wherever w goes (short of FAR) gradients are longer than the clip and opposite, and
 so are differences between any two points. The model has two tensors, so that clipping them apart would show.
+
+Where products of features are asked for, opposite records are alike; there the farthest apart are records of which each has one feature alone.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.silo.data.records import Records
 
@@ -36,3 +39,13 @@ def neighbours(*, quiet: bool = False, silos: int = 2, records: int = RECORDS) -
         y[0, 0] = sign * STEEP
         worlds.append(Records(torch.ones(silos, records, 1), y, (records,) * silos, tuple(f"silo-{i}" for i in range(silos))))
     return worlds[0], worlds[1]
+
+
+def of_products() -> tuple[Problem, tuple[Records, Records]]:
+    """A linear problem of two features, and two silos whose first record has one of them, or the other, far beyond any bound."""
+    worlds = []
+    for feature in range(2):
+        x = torch.linspace(-1, 1, 4 * RECORDS).reshape(2, RECORDS, 2)
+        x[0, 0] = 1e4 * torch.eye(2)[feature]
+        worlds.append(Records(x, torch.zeros(2, RECORDS), (RECORDS,) * 2, ("silo-0", "silo-1")))
+    return Problem(nn.Linear(2, 1), squared_error), (worlds[0], worlds[1])

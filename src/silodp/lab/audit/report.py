@@ -50,6 +50,7 @@ SETTINGS: dict[str, dict[str, float]] = {
     "momentum": {"rounds": 4, "momentum": 0.5},
     "adam": {"rounds": 4, "momentum": 0.9},
     "disk": {"rounds": 4, "kappa": 0.7},
+    "one-shot": {},
 }
 SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}
 """Of any other algorithm, as far as it takes them: few rounds, for an attack hears all of them."""

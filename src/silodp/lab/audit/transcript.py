@@ -18,10 +18,12 @@ from torch import Tensor
 
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
 from silodp.core.statistics import Grad
-from silodp.lab.audit.canary import canary_problem, neighbours
+from silodp.core.weights import Weights
+from silodp.lab.audit.canary import canary_problem, neighbours, of_products
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.algorithms import find
 from silodp.server.federation import Answered, Everyone, Federation
@@ -68,8 +70,8 @@ class Case:
 
 def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
     """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the attacker how large the noise really is."""
-    worlds = neighbours(quiet=case.batches.sampled)
-    return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline), runs, seed)
+    problem, worlds = of_products() if case.algorithm == "one-shot" else (canary_problem(), neighbours(quiet=case.batches.sampled))
+    return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem), runs, seed)
 
 
 def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +93,11 @@ class Stage:
     plan: Plan
     worlds: tuple[Records, Records]
     pipeline: Pipeline
+    problem: Problem = field(default_factory=canary_problem)
 
     def play(self, world: int, seeds: Sequence[int]) -> tuple[Attacker, list[tuple[Query, Tensor]]]:
         """Runs the algorithm once for each seed on one of the data sets; gives what was heard, and an attacker."""
-        problem, records = canary_problem(), self.worlds[world]
+        problem, records = self.problem, self.worlds[world]
         gate, answerer = self.pipeline.simulated(problem, records, self.plan, seeds)
         channel, fed = self.federation(gate)
         for _ in self.case.run()(fed, problem, torch.zeros(len(seeds), problem.dim), **self.plan.mechanisms):
@@ -107,7 +110,8 @@ class Stage:
 
     def federation(self, gate: Any) -> tuple[Recording, Federation]:
         channel = Recording(InProcess(gate))
-        return channel, Federation(channel, Everyone(len(self.worlds[0])))
+        counts = self.worlds[0].counts
+        return channel, Federation(channel, Everyone(len(counts)), Weights("equal", counts))
 
     def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor | None:
         """What the attacker hears of an answer: silo 0's release."""

@@ -9,6 +9,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
     A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
     and of the cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
     and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
+    Of products (`statistics.gram`) the factors are verified as a vector is, by a bound from C, d and gamma alone, and multiplied in integers
+    (`multiplied`): two such vectors differ by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
  3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
     an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
  4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
@@ -47,9 +49,10 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
 from silodp.core.statistics import MAX_EDGES as MAX_EDGES
-from silodp.core.statistics import LocalSteps, Means, Rows, Score, Statistic
+from silodp.core.statistics import Gram, LocalSteps, Means, Rows, Score, Statistic
+from silodp.core.statistics.gram import MAX_FACTORS
 from silodp.silo.answer import lattice
-from silodp.silo.answer.integers import lattice_step, levelled, quantised
+from silodp.silo.answer.integers import lattice_step, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, pinned, slots, verify
 from silodp.silo.data.heldout import held_out
@@ -103,6 +106,8 @@ class Exact:
                     verify(rows, like, self._products.sizes(self._n), dim, alive=points[0] is ordinary)
             score = Score(ordinary, 2, 1.0)
             verify(score.rows(self.problem, 0), like, sizes, score.shape[-1])
+            gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+            verify(gram.factors(self.problem, 0), like, sizes, gram.size)
 
     def check(self, query: Query) -> None:
         """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
@@ -119,13 +124,22 @@ class Exact:
 
     def gaussian(self, mechanism: Gaussian, statistic: Statistic) -> Tensor:
         """The mean of the statistic's vectors under the silo's own noise."""
-        rows, source = self._rows_of(statistic), None
+        factors, source = statistic.factors(self.problem, 0, torch.float64), None
         match statistic.view:
             case "given":  # a value that was filled in is none of the record's
                 source = self._x.masked_fill(self._absent, math.nan)
             case "missing":
                 source = self._absent
-        return self._release(rows, mechanism, statistic.shape[-1], statistic.numbers, source, self._held if statistic.on_held_out else None)
+        part = self._held if statistic.on_held_out else None
+        return self._release(
+            factors or self._rows_of(statistic),
+            mechanism,
+            statistic.shape[-1],
+            statistic.numbers,
+            source,
+            part,
+            multiply=factors is not None,
+        )
 
     def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
         """What the silo adds to a total."""
@@ -150,25 +164,20 @@ class Exact:
         return local - start
 
     def _release(
-        self,
-        rows: Rows,
-        mechanism: Gaussian,
-        dim: int,
-        numbers: int | None = None,
-        source: Tensor | None = None,
-        part: np.ndarray | None = None,
-    ) -> Tensor:
+        self, rows: Rows, mechanism: Gaussian, dim: int, numbers: int | None = None, source: Tensor | None = None,
+        part: np.ndarray | None = None, *, multiply: bool = False,
+    ) -> Tensor:  # fmt: skip
         """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over the records that are not held out.
 
-        For a statistic of cells: how many `numbers` come before them. Other records than the training part, and another view of their
-        features, where they are given.
+        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are factors. Other records than the training
+        part, and another view of their features, where they are given.
         """
         clip = float(mechanism.clip)
         if clip == 0:
             return torch.zeros(1, dim, dtype=torch.float64)
         gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
-        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source)
+        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
@@ -203,18 +212,14 @@ class Exact:
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
 
     def _sum(
-        self,
-        rows: Rows,
-        chosen: np.ndarray,
-        clip: float,
-        gamma: float,
-        dim: int,
-        numbers: int | None = None,
-        source: Tensor | None = None,
-    ) -> np.ndarray:
+        self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int, numbers: int | None = None,
+        source: Tensor | None = None, multiply: bool = False,
+    ) -> np.ndarray:  # fmt: skip
         """S, exactly: the integers of the chosen records, of all that are computed."""
 
         def whole(x: Tensor, y: Tensor) -> Tensor:
+            if multiply:
+                return multiplied(rows(x, y), clip, gamma)
             return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
 
         drawn = self._mask(chosen)

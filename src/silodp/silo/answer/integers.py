@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.statistics.gram import CROSS, DIAGONAL, pairs
+
 GRAIN = 16
 """A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
 
@@ -53,6 +55,25 @@ def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
     values, cells = whole[:, :numbers], whole[:, numbers:]
     sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
     return whole.masked_fill_(~sound[:, None], 0)
+
+
+def multiplied(factors: Tensor, clip: float, gamma: float) -> Tensor:
+    """The products of rows of factors z (m, p) of any floats, as int64 multiples of gamma (m, d) of which no two are more than 2 C / gamma apart.
+
+    k is z in steps of `fine`, with sum(k^2) <= K^2 verified in integers (`quantised`). With a = DIAGONAL, c = CROSS, q = gamma / fine^2, a power of
+    two, a row is round(a k_i^2 / (a q)) and round(c k_i k_j / (a q)) for i < j, in integers. Before rounding two rows are at most
+    sqrt(2) K^2 / q apart in norm (`statistics.gram.Gram` has the proof, which asks c^2 <= 2 a^2), and rounding adds at most sqrt(d): K is the
+    largest integer with 2 K^4 <= (q (floor(2 C / gamma) - ceil(sqrt(d))))^2. With C / gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62.
+    """
+    i, j = pairs(factors.shape[1])
+    exponent = math.frexp(gamma)[1] - 1
+    q = 2 ** (24 + exponent % 2)
+    fine = math.ldexp(1.0, (exponent - q.bit_length() + 1) // 2)
+    apart = int(Fraction(2 * clip / gamma)) - (math.isqrt(len(i) - 1) + 1)
+    most = math.isqrt(math.isqrt(q * q * apart * apart // 2))
+    k = quantised(factors, fine * most, fine)
+    doubled = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS) * k[:, i] * k[:, j]
+    return (doubled + DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
 
 
 def _squares(rows: Tensor) -> Tensor:

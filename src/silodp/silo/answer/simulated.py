@@ -65,13 +65,14 @@ class Simulated:
             w, *reference = statistic.points
             return self._mean(w, reference[0] if reference else None, mechanism, silos)
         sums = torch.zeros(statistic.shape[0], len(silos), statistic.shape[-1], dtype=torch.float64)
+        chunk = max(1, min(_CHUNK, 2**24 // statistic.shape[-1]))
         for run in range(len(sums)):
             rows = statistic.rows(self.problem, run)
             assert rows is not None
             for at, silo in enumerate(silos):
                 n = self.records.counts[silo]
-                for start in range(0, n, _CHUNK):
-                    part = slice(start, min(n, start + _CHUNK))
+                for start in range(0, n, chunk):
+                    part = slice(start, min(n, start + chunk))
                     sums[run, at] += rows(self._view(statistic.view, silo, part), self.records.y[silo, part]).sum(0).cpu()
         return sums / self._batch(mechanism.sampling, silos)
 

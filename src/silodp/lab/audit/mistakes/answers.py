@@ -65,6 +65,11 @@ def longer_clip() -> AbstractContextManager:
     return instead(exact_module, "quantised", lambda shipped, rows, clip, gamma: shipped(rows, 1.5 * clip, gamma))
 
 
+def longer_factors() -> AbstractContextManager:
+    """Products of factors that are half as long again as their noise is for."""
+    return instead(exact_module, "multiplied", lambda shipped, factors, clip, gamma: shipped(1.5 * factors, 2.25 * clip, gamma))
+
+
 def _nothing_last(noise: np.ndarray) -> np.ndarray:
     noise[-1] = 0
     return noise
@@ -94,6 +99,7 @@ for name, change in NOISE.items():
     plant(name, "exact")(where(lambda query: True, _noise(change)))
 plant("noise in the first local step only", "exact")(where(lambda query: query.statistic.releases > 1, noise_in_the_first_step))
 plant("noise for a shorter clip", "exact")(where(lambda query: True, longer_clip))
+plant("noise for shorter factors", "exact")(where(lambda query: True, longer_factors))
 
 
 # --- who is in an answer --------------------------------------------------------------------------------------------------------------

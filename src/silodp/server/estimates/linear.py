@@ -1,0 +1,172 @@
+"""A linear model from private moments: ridge regression at the noise's scale, and for classes logits from it. All of it is post-processing.
+
+What is known of the noise sets everything: the penalty is the one of least estimated error, where the estimate allows for the noise in the
+moments themselves (Stein's lemma), and slopes are shrunk by as much as noise has lengthened them, so that risks are neither too sure nor too flat.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from silodp.core.errors import BadInput
+from silodp.core.numbers import Number
+from silodp.core.problem.losses import Huber, Weighted, cross_entropy, logistic, squared_error
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import Zero
+from silodp.core.statistics.gram import CROSS, DIAGONAL, Gram
+
+REACH = 0.5
+"""Of sqrt(2 + features), the longest that a record's factors can be where features lie in [-1, 1]: the bound at a clip of 1."""
+PENALTIES = torch.logspace(math.log10(0.7), math.log10(40), 24, dtype=torch.float64)
+"""Ridge penalties that are tried, in units of the noise's largest eigenvalue; none lies much below it, where noise would pass for a direction."""
+CERTAIN = 0.9
+"""The largest share of a score's variance that its classes are taken to explain."""
+
+
+def question(problem: Problem, clip: Number, cap: float) -> Gram:
+    """What is asked for the problem's linear model; BadInput if it has another model, loss or prox."""
+    layer = _layer(problem.model)
+    loss, outputs = problem.loss, 0 if layer is None else layer.out_features
+    plain = loss.loss if isinstance(loss, Weighted) else loss
+    number = loss is squared_error or isinstance(loss, Huber)
+    if layer is None or not (number or plain is logistic or plain is cross_entropy) or (number and outputs > 1):
+        raise BadInput(
+            "one-shot makes a linear model; use --model linear for numbers, or --model logistic for classes, and the task's own loss"
+        )
+    if isinstance(problem, Problem) and not isinstance(problem.prox, Zero):
+        raise BadInput("one-shot chooses its own penalty; leave --prox out")
+    return Gram(layer.in_features, 0 if number else max(2, outputs), cap, clip * REACH * math.sqrt(2 + layer.in_features))
+
+
+def _layer(model: nn.Module) -> nn.Linear | None:
+    inner = model[0] if isinstance(model, nn.Sequential) and len(model) == 1 else model
+    return inner if type(inner) is nn.Linear else None
+
+
+def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tensor:
+    """(J, d): the problem's w from the mean products (J, k), in each of which is noise of this standard deviation (J, 1)."""
+    layer = _layer(problem.model)
+    assert layer is not None
+    moments = Moments.of(gram, value, noise, centred=layer.bias is not None)
+    if gram.classes == 0:
+        fitted = moments.ridge(moments.xy, torch.eye(1, dtype=torch.float64))
+        scale = (fitted.along / fitted.square.clamp_min(1e-300)).clamp(0, 1).nan_to_num(1.0)
+        slopes, offset = gram.cap * scale * fitted.slopes, gram.cap * moments.y
+        offset = offset - (slopes.mT @ moments.x)[..., 0]
+    else:
+        slopes, offset = _logits(moments, gram.classes)
+        if isinstance(problem.loss, Weighted):
+            offset = offset + torch.tensor(problem.loss.weights, dtype=torch.float64).log()
+        if layer.out_features == 1:
+            slopes, offset = slopes[..., 1:] - slopes[..., :1], offset[..., 1:] - offset[..., :1]
+    parts = [slopes.mT.flatten(1), offset] if layer.bias is not None else [slopes.mT.flatten(1)]
+    return torch.cat(parts, 1)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means and centred products of features x and labels y, per unit of weight, with the deviation `noise` of an off-diagonal entry."""
+
+    x: Tensor
+    """(J, F, 1)"""
+    y: Tensor
+    """(J, L)"""
+    xx: Tensor
+    xy: Tensor
+    noise: Tensor
+    """(J, 1, 1)"""
+
+    @classmethod
+    def of(cls, gram: Gram, value: Tensor, noise: Tensor, *, centred: bool = True) -> Moments:
+        """Means are shrunk towards zero, the middle of the public range, by as much as noise has lengthened them."""
+        full, features = gram.matrix(value.double()), gram.features
+        weight = full[:, :1, :1].clamp_min(1e-3 * float(torch.as_tensor(gram.bound).min()) ** 2 / (2 + features))
+        full, s = full / weight, noise.double()[..., None] * DIAGONAL / CROSS / weight
+        xx, xy = full[:, 1 : features + 1, 1 : features + 1], full[:, 1 : features + 1, features + 1 :]
+        x, y = full[:, 1 : features + 1, :1], full[:, features + 1 :, :1]
+        if not centred:
+            return cls(0 * x, 0 * y[..., 0], xx, xy, s)
+        near, level = _shrunk(x, s), y if gram.classes > 2 else _shrunk(y, s)
+        xx = xx - (near @ x.mT + x @ near.mT) / 2
+        return cls(near, level[..., 0], xx, xy - near @ y.mT, s)
+
+    def ridge(self, xy: Tensor, spread: Tensor) -> Fitted:
+        """Slopes (J, F, L) on the columns of xy, whose noises have the covariance spread x noise^2, at the best of PENALTIES.
+
+        The penalty of a feature grows with its variance, as far as the variances stand out from their noise. With A = (xx + P)^-1, b = A xy and a
+        symmetric noise E in xx (off-diagonal variance s^2, diagonal 2 s^2), E[b' E b] = -2 s^2 (|b|^2 tr A + b' A b) and E[b' e] = s^2 tr A by
+        Stein's lemma: so b' xx b and b' xy are freed of what the noise they were fitted to adds.
+        """
+        s2, features = self.noise.square(), self.xx.shape[-1]
+        variance = self.xx.diagonal(dim1=1, dim2=2)
+        mean = variance.mean(1, keepdim=True).clamp_min(1e-12)
+        told = (1 - 2 * s2[..., 0] / variance.var(1, keepdim=True).clamp_min(1e-300)).clamp(0, 1) if features > 1 else 0 * mean
+        each = 1 + told * ((variance / mean).clamp(0.1, 10) - 1)
+        root = each.sqrt()[..., None]
+        values, vectors = torch.linalg.eigh(self.xx / root / root.mT)
+        vectors = vectors / root  # A = vectors diag(1 / (values + penalty)) vectors'
+        edge = 2 * math.sqrt(features) * self.noise[..., 0]
+        found = []
+        for penalty in PENALTIES if bool((edge > 0).any()) else PENALTIES[:1]:
+            levels = values + penalty * edge
+            kept = levels > 1e-10 * values.amax(1, keepdim=True).clamp_min(1e-12)
+            inverse = torch.where(kept, 1 / levels, 0.0)[..., None]
+            slopes = vectors @ (inverse * (vectors.mT @ xy))
+            trace = (vectors.square() * inverse.mT).sum((1, 2), keepdim=True)
+            turned = vectors.mT @ slopes
+            again = slopes.mT @ slopes * trace + turned.mT @ (inverse * turned)
+            square = slopes.mT @ self.xx @ slopes + 2 * s2 * again
+            found.append(Fitted(slopes, slopes.mT @ xy - s2 * trace * spread, square))
+        risk = torch.stack([(f.square - 2 * f.along).diagonal(dim1=1, dim2=2).sum(1) for f in found])
+        best, runs = risk.nan_to_num(math.inf).argmin(0), torch.arange(len(self.xx))
+        return Fitted(*(torch.stack([getattr(f, name) for f in found])[best, runs] for name in ("slopes", "along", "square")))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Slopes b (J, F, L), and estimates of b' xy and b' xx b (J, L, L) without the noise."""
+
+    slopes: Tensor
+    along: Tensor
+    square: Tensor
+
+
+def _shrunk(mean: Tensor, noise: Tensor) -> Tensor:
+    """James and Stein's: a vector (J, F, 1) less the part of its length that noise of this deviation in each coordinate explains."""
+    return mean * (1 - noise.square() * mean.shape[1] / mean.square().sum(1, keepdim=True).clamp_min(1e-300)).clamp_min(0.0)
+
+
+def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
+    """(J, F, K) and (J, K): linear discriminants of the ridge scores, as if these were normal in each class with one covariance.
+
+    Scores are b_k'(x - mean) with b_k = (xx + P)^-1 (mean of class k - mean). In them class k has the mean L_k, and the covariance within
+    classes is Q - sum_k share_k L_k L_k', of which CERTAIN at most is taken away.
+    """
+    one = torch.eye(classes, dtype=torch.float64)
+    if classes == 2:
+        share = ((1 + torch.cat([-moments.y, moments.y], 1)) / 2).clamp(0.02, 0.98)
+        signs = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+        xy, spread = moments.xy * signs, signs.mT @ signs
+    else:
+        share = moments.y.clamp_min(0.1 / classes)
+        share = share / share.sum(1, keepdim=True)
+        xy, spread = moments.xy, one
+    root = share.sqrt()[:, None]
+    fitted = moments.ridge(xy / root, spread / (root * root.mT))
+    along, square = ((m + m.mT) / 2 for m in (fitted.along, fitted.square))
+    # in units of each class's root share: means L / root are the columns of `along`, whose products are the covariance between classes
+    values, vectors = torch.linalg.eigh(square)
+    kept = values > 1e-6 * values.amax(1, keepdim=True).clamp_min(1e-300)
+    white = vectors * torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)[:, None]
+    means = white.mT @ along
+    between, axes = torch.linalg.eigh(means @ means.mT)
+    lengths = between.clamp(0.0, CERTAIN)
+    means = (axes * torch.where(between > 0, (lengths / between.clamp_min(1e-300)).sqrt(), 0.0)[:, None]) @ (axes.mT @ means)
+    within = (axes / (1 - lengths)[:, None]) @ (axes.mT @ means) / root
+    slopes = fitted.slopes @ (white @ within)
+    offset = share.log() - (means / root * within).sum(1) / 2
+    return slopes, offset - (slopes.mT @ moments.x)[..., 0]

@@ -53,7 +53,7 @@ def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path
     assert "fill in" not in Path("study/schema.toml").read_text()
     schema = Schema.load("study/schema.toml")
     assert schema.missing_codes == ("?",)
-    assert read_table(tmp_path / "a.csv", schema).x.shape == (2, 2 + 4 + 2)
+    assert read_table(tmp_path / "a.csv", schema).x.shape == (2, 1 + 4 + 1)
     assert 'silo = ["../a.csv"]' in Path("study/silodp.toml").read_text()
     assert "silodp silo check FILE --schema study/schema.toml" in out
 

@@ -36,9 +36,18 @@ LABELS = {
     "binary": '[label]\ncolumn = "y"\ntask = "binary"\nclasses = ["no", "yes"]\nweights = [0.25, 1]\n',
     "multiclass": '[label]\ncolumn = "y"\ntask = "multiclass"\nclasses = ["a", "b", "c"]\nweights = [0.5, 1, 1]\n',
     "regression": '[label]\ncolumn = "y"\ntask = "regression"\nrange = [0, 30]\n',
+    "count": '[label]\ncolumn = "y"\ntask = "count"\nmost = 40\n',
+    "ordinal": '[label]\ncolumn = "y"\ntask = "ordinal"\nclasses = ["a", "b", "c"]\n',
     "survival": '[label]\ntask = "survival"\ntime = "y"\nevent = "event"\nedges = [6, 12, 24]\n',
 }
-VALUES = {"binary": ("no", "yes"), "multiclass": ("a", "b", "c"), "regression": (3, 9, 28.5), "survival": (2, 9, 20, 30)}
+VALUES = {
+    "binary": ("no", "yes"),
+    "count": (0, 3, 12),
+    "ordinal": ("a", "b", "c"),
+    "multiclass": ("a", "b", "c"),
+    "regression": (3, 9, 28.5),
+    "survival": (2, 9, 20, 30),
+}
 ROUNDS = ("--algorithm", "mb-sgd", "--rounds", 3, "--step", 1, "--seed", 1, "--epsilon", 20)
 
 
@@ -57,16 +66,16 @@ def frame(task, n=60, seed=0):
 def trained(silodp, tmp_path):
     """Trains briefly on two made-up files; gives the run's folder and a file without a label."""
 
-    def make(task="binary", model="mlp:4"):
+    def make(task="binary", model="mlp:4", out="run"):
         (tmp_path / "schema.toml").write_text(COLUMNS + LABELS[task])
         for k in range(2):
             frame(task, seed=k).to_csv(tmp_path / f"s{k}.csv", index=False)
         frame(task, 30, 9).drop(columns=["y", "event"], errors="ignore").assign(id=range(30)).to_csv(tmp_path / "new.csv", index=False)
         code, _, err = silodp(
-            "train", "--silo", "s0.csv", "--silo", "s1.csv", "--schema", "schema.toml", "--model", model, *ROUNDS, "--out", "run", "--json"
+            "train", "--silo", "s0.csv", "--silo", "s1.csv", "--schema", "schema.toml", "--model", model, *ROUNDS, "--out", out, "--json"
         )
         assert code == 0, err
-        return tmp_path / "run", tmp_path / "new.csv"
+        return tmp_path / out, tmp_path / "new.csv"
 
     return make
 
@@ -85,6 +94,8 @@ def test_a_row_is_read_as_it_was_in_training(trained, task, tmp_path):
         ("binary", ["risk_no", "risk_yes", "predicted"]),
         ("multiclass", ["risk_a", "risk_b", "risk_c", "predicted"]),
         ("regression", ["value"]),
+        ("count", ["value"]),
+        ("ordinal", ["risk_a", "risk_b", "risk_c", "predicted"]),
         ("survival", ["risk_by_6", "risk_by_12", "risk_by_24"]),
     ],
 )
@@ -164,6 +175,10 @@ def test_exports_give_the_same_risks_and_need_no_silodp(silodp, trained, tmp_pat
     rows, _ = read_rows(new, open_model(run).schema)
     found = runtime.InferenceSession("out/onnx.onnx").run(None, {"columns": rows})[0]
     assert abs(found - said[["risk_no", "risk_yes"]]).to_numpy().max() < 1e-5
+    times, later = trained("survival", "logistic", "times")
+    assert silodp("export", times, "--to", "onnx", "--out", "out/times")[0] == 0
+    found = runtime.InferenceSession("out/times.onnx").run(None, {"columns": read_rows(later, open_model(times).schema)[0]})[0]
+    assert abs(found - pd.DataFrame(json.loads(silodp("predict", times, later, "--json")[1])["rows"]).to_numpy()).max() < 1e-5
     np.save("rows.npy", rows)
     alone = """
 import sys; sys.modules["silodp"] = None

@@ -91,7 +91,7 @@ def _column(name: str, kind: str) -> dict[str, Any]:
         return {"categories": given, "missing": missing}
     if kind == "boolean":
         missing = asked(f"{name}: a missing value becomes true, false or is refused", _one_of(("true", "false", "refuse")), "refuse")
-        return {"missing": missing} if missing == "refuse" else {"missing": missing == "true", "indicator": True}
+        return {"missing": missing if missing == "refuse" else missing == "true"}
     low, high = _range(name)
 
     def fill(text: str) -> float | str:
@@ -102,7 +102,7 @@ def _column(name: str, kind: str) -> dict[str, Any]:
         return value
 
     missing = asked(f"{name}: a missing value becomes a public number, or is refused", fill, f"{(low + high) / 2:g}")
-    return {"range": [low, high], "missing": missing} | ({} if missing == "refuse" else {"indicator": True})
+    return {"range": [low, high], "missing": missing}
 
 
 def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:

@@ -294,7 +294,9 @@ def _show_scores(rows: Sequence[dict]) -> None:
 
     table = Table(title="Held-out records, by private releases")
     for column in ("silo", "records", "figure", "value", "95 %", "noise", "sampling"):
-        table.add_column(column, justify="left" if column in ("silo", "figure") else "right")
+        table.add_column(
+            column, justify="left" if column in ("silo", "figure") else "right", no_wrap=column in ("95 %", "noise", "sampling")
+        )
     for row in rows:
         for k, (name, figure) in enumerate(row["figures"].items()):
             first = (row["name"], str(row["held_out"])) if k == 0 else ("", "")

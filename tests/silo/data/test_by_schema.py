@@ -162,7 +162,7 @@ def test_a_ledger_knows_records_in_another_kind_of_file_and_spelling(tmp_path):
         ("age,sex", "Age,sex", "lacks 'age' of the schema's columns; did you mean its column 'Age'?"),
         ("bp,ill", "bp,sick", "lacks 'ill' of the schema's columns."),
         ("age,sex,ward,smoker,bp,ill\n", "", "is the first line a header of names"),
-        (",", ";", "separated by commas?"),
+        (",", ";", "the cells are separated by semicolons; save it again with commas"),
         ("age,sex,ward,smoker,bp,ill", "age,sex,ward,smoker,bp,ill,name", "cells, but the header names"),
         ("25,", "abc,", "column 'age', row 1 (counted from 1, without the header): the value is not a finite number."),
         ("25,", "inf,", "column 'age', row 1 (counted from 1, without the header): the value is not a finite number."),

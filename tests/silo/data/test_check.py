@@ -116,6 +116,11 @@ def test_a_clean_file_is_said_to_be_one(silodp, schema, tmp_path):
     assert silodp("silo", "check", "clinic.csv", "--schema", schema, "--json")[1] == '{"file": "clinic.csv", "stops": [], "warnings": []}\n'
 
 
+def test_rows_with_a_number_of_their_own_are_no_copies(schema, tmp_path):
+    pd.concat([C, C.iloc[:30]]).assign(patient_id=range(230)).to_csv(tmp_path / "clinic.csv", index=False)
+    assert check(tmp_path / "clinic.csv", Schema.load(schema)) == []
+
+
 def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
     frame = put(put(C, "weight", ["?"]), "sex", ["m"]).rename(columns={"readmitted": "outcome"})
     frame.to_csv(tmp_path / "clinic.csv", index=False)

@@ -122,7 +122,7 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
         ("", ["a.csv is empty"]),
         ("age,diagnosis\n", ["a.csv has columns but no rows"]),
         ("age,Diagnosis_\n1,benign\n", ["no label column 'diagnosis'; is the first line a header"]),
-        ("age;diagnosis\n1;benign\n", ["separated by commas"]),
+        ("age;diagnosis\n1;benign\n", ["separated by semicolons; save it again with commas"]),
         ("47.25,Ms Jones,98765,benign\n", ["is the first line a header"]),
         ("diagnosis\nbenign\n", ["no feature columns"]),
         ("age,age ,diagnosis\n1,2,benign\n", ["more than one column with the name of column 1"]),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -175,7 +176,7 @@ class Ordinal:
 
     def chances(self, output: Tensor) -> Tensor:
         """(..., classes); where noise has crossed thresholds, the later is taken for the earlier."""
-        above = output.sigmoid().cummin(-1).values
+        above = torch.stack(list(accumulate(output.sigmoid().unbind(-1), torch.minimum)), -1)  # cummin, which ONNX has not
         return torch.cat([torch.ones_like(above[..., :1]), above], -1) - torch.cat([above, torch.zeros_like(above[..., :1])], -1)
 
     def predicted(self, output: Tensor) -> Tensor:

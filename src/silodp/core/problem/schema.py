@@ -114,7 +114,7 @@ class Label:
             return {"task": self.task, "time": self.columns[0], "event": self.columns[1], "edges": list(self.edges)}
         where = {"column": self.columns[0]} if self.columns else {}
         if self.task == "count":
-            return {"task": self.task} | where | {"most": self.range[1]}
+            return {"task": self.task} | where | {"most": int(self.range[1])}
         if self.task == "regression":
             return {"task": self.task} | where | {"range": list(self.range)} | ({"huber": self.huber} if self.huber else {})
         return {"task": self.task} | where | {"classes": list(self.classes)} | ({"weights": list(self.weights)} if self.weights else {})

@@ -64,7 +64,7 @@ class Task:
         import torch
 
         if self.kind == "survival":
-            return 1 - torch.cumprod(1 - output.sigmoid(), 1)
+            return 1 - torch.exp(-torch.nn.functional.softplus(output).cumsum(1))  # the product of 1 - hazard, in a form that ONNX has
         if self.kind == "count":
             return output.exp().clamp(max=self.most)
         if self.kind == "ordinal":

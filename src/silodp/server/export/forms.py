@@ -32,7 +32,7 @@ def export(model: Stored, to: str, stem: Path) -> list[Path]:
     about = sheet(model.schema) | {"made_by": "silodp", "model": model.about.get("model", ""), "model_sha256": model.sha256}
     files = {".json": (json.dumps(about, indent=1) + "\n").encode()} | FORMS[to](model, about)
     paths = {stem.with_name(stem.name + suffix): content for suffix, content in files.items()}
-    if there := [path for path in paths if path.exists()]:
+    if there := [path for path, content in paths.items() if path.exists() and path.read_bytes() != content]:
         raise BadInput(f"{there[0]} is there already, and nothing is written over; choose another name with --out")
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Column, Schema
@@ -85,16 +86,19 @@ def check(path: Path, schema: Schema) -> list[Finding]:
     found = [finding for finding in said if finding]
     if not any(finding.stops for finding in found):
         rows = np.nan_to_num(np.column_stack([coded(path, column, cells[column.name]) for column in columns]), nan=-1e30)
-        found += records_said(rows, label_of(path, schema, cells), [column.name for column in columns], schema.label.classes)
+        found += records_said(
+            rows, label_of(path, schema, cells), [column.name for column in columns], schema.label.classes, _copies(cells)
+        )
     return sorted(found, key=lambda finding: not finding.stops)
 
 
-def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: Sequence[str]) -> list[Finding]:
+def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: Sequence[str], copies: int | None = None) -> list[Finding]:
     """What an operator should know of records that can be read: few, copies, constant or numbering columns, classes that are not there, an order."""
     n, said = len(y), []
     if n < 100:
         said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
-    if copies := n - len(np.unique(np.column_stack([x, y]), axis=0)):
+    copies = n - len(np.unique(np.column_stack([x, y]), axis=0)) if copies is None else copies
+    if copies:
         said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
     spread = x.max(0) - x.min(0)
     if same := [columns[int(j)] for j in np.flatnonzero(spread == 0)[:5]]:
@@ -116,23 +120,23 @@ def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: 
     return [Finding(False, sentence) for sentence in said]
 
 
+def _copies(cells: dict[str, np.ndarray]) -> int:
+    """Rows that are alike in every column, those that the schema ignores too: with a number of its own a row is nobody's copy."""
+    return int(pd.DataFrame({name: [as_text(cell).strip() for cell in column] for name, column in cells.items()}).duplicated().sum())
+
+
 # --- the file ---------------------------------------------------------------------------------------------------------------------
 
 
 def _shape(path: Path) -> list[Finding]:
-    """A CSV whose cells are parted by something else than commas reads as one column."""
+    """What no reader is told: that it is a spreadsheet, or that a cell, and not the header, is in another encoding."""
     if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
         return [Finding(True, f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'.")]
     if path.suffix.lower() != ".csv" or not path.is_file():
         return []
-    names = header(path)
+    header(path)  # says what is wrong with it
     if bad := next((k for k, line in enumerate(path.read_bytes().splitlines(), 1) if not _utf8(line)), None):
         return [Finding(True, f"{path} is not UTF-8 text; save it again as 'CSV UTF-8' (the first line that is not is {bad}).")]
-    for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) < 3 and any(sign in name for name in names):
-            return [
-                Finding(True, f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers.")
-            ]
     return []
 
 

@@ -139,6 +139,9 @@ def _csv_header(path: Path) -> tuple[list[str], list[str]]:
     if header is None:
         raise BadInput(f"{path} is empty; it needs a header and at least one row.")
     names = [name.encode().decode().strip() for name in header]  # fails if the header itself, not just some cell, is not UTF-8
+    for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) < 3 and any(sign in name for name in names):
+            raise BadInput(f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers.")
     if any("\n" in name for name in names):
         raise BadInput(f"{path} has a line break within its header; each column's name must be on the first line.")
     return header, names

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from silodp.core.errors import BadInput
 from silodp.lab.studies import compare as lab
 from silodp.lab.studies import sweep
 from silodp.lab.studies.compare import carry_out, improvement, read_table
 from silodp.lab.studies.gallery import reading, significant, write_gallery
-from silodp.lab.studies.study import ARMS, FIGURES, STUDIES, Grid, Study, reduced, studies_by_name
+from silodp.lab.studies.study import ARMS, FEATURES, FIGURES, STUDIES, Grid, Study, reduced, studies_by_name
 from silodp.lab.studies.sweep import Arm, Store, best_settings, pending
 
 GRID = Grid((0.3, 1.0), (1.0,), (1, 2), slopes=(1.0,), kappas=(0.7,), momenta=(0.5,), adam_steps=(0.1,), shares=(0.5,))
@@ -203,3 +204,16 @@ def test_the_gallery_is_drawn_from_its_tables_alone(tmp_path):
     assert "silodp reproduce wbcd" in (page := (tmp_path / "figures.md").read_text())
     assert "Tuned over 15 steps from 0.000123 to 1, clips 0.1, 1, 5, 10, and for SPIDER phases 1 to 10 in both forms." in page
     assert (tmp_path / "figures/wbcd.png").exists()
+
+
+def test_a_study_on_public_features_has_the_splits_of_the_others_and_a_linear_model(tmp_path):
+    study = replace(FEATURES["leaderboard-mnist-linear"], dataset="digits")
+    plain, seen = (lab._split("digits", 0, None, "cpu", features) for features in ("", study.features))
+    assert torch.equal(plain.train.y, seen.train.y)
+    assert torch.equal(plain.test_y, seen.test_y)
+    assert seen.train.x.shape[2:] == (190,)
+    assert not seen.train.x[~seen.train.mask].any(), "padding stays zero"
+    problem = study.problem((190,), 2)
+    assert problem.dim == 191
+    assert not problem.initial([0, 1]).any(), "a convex problem starts at zero"
+    assert [(arm.curve, arm.algorithm) for arm in study.arms()] == [("linear", "momentum")]

@@ -64,8 +64,9 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
         model, loss = model_by_name(words.model, features, task, shape, schema.numbers if schema and not mapped else None)
     loss = loss_by_name(words.loss, load) if words.loss else loss
     problem = Problem(
-        model, loss, prox_by_name(words.prox, load), schema=schema.hash if schema else "", features=mapped.source if mapped else ""
-    )
+        model, loss, prox_by_name(words.prox, load), schema=schema.hash if schema else "", features=mapped.source if mapped else "",
+        zero=words.model in ("linear", "logistic"),
+    )  # fmt: skip
     if words.files:
         _try(words, problem, features, task)
     return problem

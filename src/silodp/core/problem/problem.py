@@ -30,16 +30,18 @@ class Problem:
     The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
     The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
     `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns, and `features` names
-    the function that made them of a record's raw ones, if there is one.
+    the function that made them of a record's raw ones, if there is one. `zero`: runs start at zero, as is best where the problem is convex.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "", features: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "", features: str = "", zero: bool = False
+    ) -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
         self.loss = loss
         self.slope = slope_of(loss)
         self.known_loss = self.slope is not None
-        self.schema, self.features = schema, features
+        self.schema, self.features, self.zero = schema, features, zero
         self.prox: Prox = Zero() if prox is None else prox
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
         self.sizes = [prod(shape) for shape in self.shapes.values()]
@@ -51,6 +53,8 @@ class Problem:
         A parameter of a module without reset_parameters starts at its value in the model.
         """
         parameter = next(self.model.parameters())
+        if self.zero:
+            return parameter.new_zeros(len(seeds), self.dim)
         fresh = copy.deepcopy(self.model).cpu()
         points = []
         with torch.random.fork_rng(devices=[]), torch.no_grad():

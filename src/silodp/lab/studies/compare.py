@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from silodp.core.errors import BadInput
+from silodp.core.features.feature_map import feature_map
+from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
 from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
@@ -36,7 +39,7 @@ def carry_out(
         if study.dataset not in DATASETS:
             raise BadInput(f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}")
     for dataset in {study.dataset for folder, study in studies.items() if not (folder / "config.json").exists()}:
-        DATASETS[dataset].load(0, data_dir)  # what is wrong is said before a folder holds it
+        DATASETS[dataset].of(0, data_dir, raw=True)  # what is wrong is said before a folder holds it
     for folder, study in studies.items():
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
@@ -65,7 +68,7 @@ def _close(folder: Path, study: Study, store: Store) -> list[dict]:
 
 def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | None, gpu: bool) -> tuple[Path, Arm, int, list[dict]]:
     device = "cuda" if _on_gpu(study, gpu) else "cpu"
-    split = _split(study.dataset, trial, data_dir, device)
+    split = _split(study.dataset, trial, data_dir, device, study.features)
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
     if trial == 0:
@@ -91,8 +94,13 @@ def _describe(folder: Path, study: Study, split: Split, parameters: int) -> None
 
 
 @lru_cache(maxsize=2)  # a process meets the same trial's batches one after the other
-def _split(dataset: str, trial: int, data_dir: Path | None, device: str) -> Split:
-    return DATASETS[dataset].load(trial, data_dir).to(device)
+def _split(dataset: str, trial: int, data_dir: Path | None, device: str, features: str = "") -> Split:
+    split = DATASETS[dataset].of(trial, data_dir, raw=bool(features))
+    if features:
+        seen, train = feature_map(features, load), split.train
+        x = torch.stack([seen.of(silo.flatten(1)) for silo in train.x]) * train.mask[..., None]
+        split = replace(split, train=replace(train, x=x), test_x=seen.of(split.test_x.flatten(1)))
+    return split.to(device)
 
 
 def summarise(runs: Sequence[dict[str, str]], study: Study) -> list[dict]:

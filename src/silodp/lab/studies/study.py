@@ -44,6 +44,7 @@ CURVES = {
     "momentum": "MB-SGD with server momentum",
     "adam": "MB-SGD with server Adam",
     "balanced": "MB-SGD, half of the silos in turn",
+    "linear": "Logistic regression, server momentum",
     "mb-sgd-shuffle": "MB-SGD, SDP",
     "spider-shuffle": "SPIDER, SDP (phase > 1)",
     "mb-sgd-central": "MB-SGD, central DP",
@@ -113,6 +114,8 @@ class Study:
     draw: int = 0
     """Which draw of the noise on each split: a study repeated with another says how much of its result is chance."""
 
+    features: str = ""
+    """A map that ships, through which the model sees a data set's pixels; by default it sees what the paper makes of them."""
     own: tuple[Own, ...] | None = None
     """Algorithms beside those of `methods`, by name or FILE.py:NAME."""
 
@@ -210,6 +213,7 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "momentum": lambda s: _rival(s, "momentum", momentum=s.grid.momenta),
     "adam": lambda s: _rival(s, "adam", step=s.grid.adam_steps, momentum=(0.0, 0.9)),
     "balanced": lambda s: _mb_sgd(s, "balanced", "exact"),
+    "linear": lambda s: [replace(arm, curve="linear") for arm in _rival(s, "momentum", momentum=s.grid.momenta)],
     **{
         f"{name}-{trust}": lambda s, name=name, trust=trust: [
             replace(arm, curve=f"{name}-{trust}", trust=trust)
@@ -259,6 +263,20 @@ LEADERBOARD: dict[str, Study] = {
 }
 """Every method of ours and others under the same exact budget, beside SPIDER with the paper's noise."""
 
+FEATURES: dict[str, Study] = {
+    "leaderboard-wbcd-linear": Study(
+        "wbcd", 10, Grid((0.3, 1.0, 3.0), (0.5, 1.0), (), momenta=(0.5,)), model="logistic", methods=("linear",)
+    ),
+    "leaderboard-mnist-linear": Study(
+        "mnist", 20, Grid((0.3, 0.7, 1.5), (1.5, 3.0), (), momenta=(0.9,)), model="logistic", features="digit", trials=5, methods=("linear",)
+    ),
+    "leaderboard-cifar10-linear": Study(
+        "cifar10", 20, Grid((0.5, 1.0, 2.0), (3.0,), (), momenta=(0.9,)), model="logistic", features="photo:256", trials=3,
+        epsilons=(0.75, 1.5, 3.0, 6.0, 18.0), methods=("linear",),
+    ),
+}  # fmt: skip
+"""Linear models beside the paper's networks: the same splits and budgets, few rounds and, of pictures, public features."""
+
 _SMALL = {
     "wbcd": replace(WBCD.grid, phases=(2, 5), slopes=(0.25, 1.0, math.inf), shares=()),
     "mnist": replace(MNIST, phases=(2, 5), slopes=(0.5, 2.0, math.inf), shares=()),
@@ -292,7 +310,7 @@ AGAIN: dict[str, Study] = {
 }  # fmt: skip
 """SPIDER under SDP and central DP with other draws of the noise, around what the whole grid picks: how far the two differ by chance."""
 
-STUDIES = {**FIGURES, **LEADERBOARD, **VARIANCE, **TRUST, **AGAIN}
+STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
@@ -318,11 +336,17 @@ def reduced(study: Study) -> Study:
 
 
 def studies_by_name(name: str) -> dict[str, Study]:
-    """The named study; "all" are the paper's figures; a data set's figures; or a family: "leaderboard", "variance" or "trust"."""
-    families = {"all": FIGURES, "leaderboard": LEADERBOARD, "variance": VARIANCE, "trust": {**TRUST, **AGAIN}}
+    """The named study; "all" are the paper's figures; a data set's figures; or a family: "leaderboard", its "linear" models alone, "variance" or "trust"."""
+    families = {
+        "all": FIGURES,
+        "leaderboard": {**LEADERBOARD, **FEATURES},
+        "linear": FEATURES,
+        "variance": VARIANCE,
+        "trust": {**TRUST, **AGAIN},
+    }
     found = families.get(name) or {k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)}
     if not found:
         raise BadInput(
-            f"figure {name!r} is unknown; choose all, leaderboard, variance, trust, wbcd, mnist, cifar10 or one of {', '.join(STUDIES)}"
+            f"figure {name!r} is unknown; choose all, leaderboard, linear, variance, trust, wbcd, mnist, cifar10 or one of {', '.join(STUDIES)}"
         )
     return found

@@ -20,6 +20,7 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Schema
 from silodp.core.query import Query
 from silodp.core.statistics import Histogram, MissingRates, Moments
+from silodp.host.schema import load_schema
 from silodp.server.run import agree
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
@@ -53,7 +54,7 @@ SETTLED = ("--algorithm", "mb-sgd", "--model", "mlp:8", "--rounds", 40, "--step"
 
 
 def test_the_demo_trains_on_unequal_silos_and_beats_the_majority_class(silodp, trial):
-    schema = Schema.load(trial / "schema.toml")
+    schema = load_schema(trial / "schema.toml")
     shares = {name: read_table(trial / "data" / f"{name}.csv", schema).y for name in demo.HOSPITALS}
     assert max(map(len, shares.values())) == 20 * min(map(len, shares.values()))
     assert {name: round(float(y.mean()), 2) for name, y in shares.items()} == {"north": 0.11, "south": 0.16, "east": 0.22, "west": 0.3}
@@ -299,7 +300,7 @@ def test_a_gate_tells_missing_rates_though_the_schema_fills_values_in(trial, mon
 
 def test_silos_and_server_approve_one_schema(trial):
     made = [gate(trial, name) for name in ("east", "west")]
-    schema, cards = Schema.load(trial / "schema.toml"), [read_card(Path(silo.policy).parent / "silo.json") for silo in made]
+    schema, cards = load_schema(trial / "schema.toml"), [read_card(Path(silo.policy).parent / "silo.json") for silo in made]
     assert {card.schema for card in cards} == {schema.text}
     assert cards[0].features == schema.features
     agree(cards, problem_of(cards[0], None, trial / "schema.toml"))
@@ -310,7 +311,7 @@ def test_silos_and_server_approve_one_schema(trial):
     other.write_text((trial / "schema.toml").read_text().replace("[18, 100]", "[18, 90]"))
     with pytest.raises(BadInput, match="is not the one that silo east reads its file by"):
         problem_of(cards[0], None, other)
-    changed = replace(cards[1], schema=Schema.load(other).text)
+    changed = replace(cards[1], schema=load_schema(other).text)
     with pytest.raises(BadInput, match="silo west has another schema than silo east"):
         agree([cards[0], changed], problem_of(cards[0], None))
     with pytest.raises(BadInput, match="approves the definition"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from silodp.core.problem.schema import Schema
+from silodp.host.schema import load_schema
 from silodp.silo.data.tables import read_table
 
 ANSWERS = [
@@ -51,7 +51,7 @@ def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path
     ):
         assert said in out
     assert "fill in" not in Path("study/schema.toml").read_text()
-    schema = Schema.load("study/schema.toml")
+    schema = load_schema("study/schema.toml")
     assert schema.missing_codes == ("?",)
     assert read_table(tmp_path / "a.csv", schema).x.shape == (2, 1 + 4 + 1)
     assert 'silo = ["../a.csv"]' in Path("study/silodp.toml").read_text()
@@ -72,7 +72,7 @@ def test_every_task_can_be_answered(silodp, answers, task, words, field):
     event = ["event"] if task == "survival" else []
     answers(",".join(["y", "x", *event]), "y", task, *words, "number", "0", "1", "refuse", "", "")
     assert silodp("init", "study", "--ask")[0] == 0
-    assert Schema.load("study/schema.toml").label.table() == field
+    assert load_schema("study/schema.toml").label.table() == field
 
 
 def test_answers_that_end_too_early_write_nothing(silodp, answers):
@@ -91,7 +91,7 @@ def test_a_script_is_not_asked(silodp, answers):
 def test_a_template_is_whole(silodp, form):
     code, out, _ = silodp("init", "study", "--template", form, "--json")
     assert (code, json.loads(out)["draft"]) == (0, False)
-    schema = Schema.load("study/schema.toml")
+    schema = load_schema("study/schema.toml")
     assert len(schema.columns) >= 11
     assert schema.task.kind == "binary"
 

@@ -13,6 +13,7 @@ from silodp.core.problem.reading import default_threshold
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.host.model import open_model
+from silodp.host.schema import load_schema
 from silodp.silo.data.tables import read_rows, read_table
 
 COLUMNS = """
@@ -83,7 +84,7 @@ def trained(silodp, tmp_path):
 @pytest.mark.parametrize("task", LABELS)
 def test_a_row_is_read_as_it_was_in_training(trained, task, tmp_path):
     run, _ = trained(task)
-    model, schema = open_model(run), Schema.load(tmp_path / "schema.toml")
+    model, schema = open_model(run), load_schema(tmp_path / "schema.toml")
     rows, _ = read_rows(tmp_path / "s0.csv", schema)
     assert torch.equal(model.reading.features(torch.from_numpy(rows)), torch.from_numpy(read_table(tmp_path / "s0.csv", schema).x))
 

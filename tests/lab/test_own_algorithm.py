@@ -71,7 +71,7 @@ TINY = Study("wbcd", 3, GRID, trials=1, epsilons=(6.0,), model="mlp:3", methods=
 def test_it_is_compared_beside_the_others_in_worker_processes(mine, tmp_path):
     study = TINY.beside([mine, "mb-sgd", "momentum"], {"decay": "0.2"})
     assert study.methods == ("mb-sgd", "momentum")
-    rows = carry_out({tmp_path / "c": study}, quiet=True)[tmp_path / "c"]
+    rows = carry_out({tmp_path / "c": study})[tmp_path / "c"]
     assert [row["curve"] for row in rows] == ["mb-sgd", "momentum", mine]
     with (tmp_path / "c/results.csv").open() as file:
         (unit,) = {row["unit"] for row in csv.DictReader(file) if row["curve"] == mine}
@@ -80,10 +80,10 @@ def test_it_is_compared_beside_the_others_in_worker_processes(mine, tmp_path):
 
 def test_a_folder_is_not_continued_with_another_file_of_that_name(mine, tmp_path):
     study = TINY.beside([mine], {})
-    carry_out({tmp_path / "c": study}, quiet=True)
+    carry_out({tmp_path / "c": study})
     (tmp_path / "mine.py").write_text(SOURCE + "\n")
     with pytest.raises(BadInput, match="another own"):
-        carry_out({tmp_path / "c": TINY.beside([mine], {})}, quiet=True)
+        carry_out({tmp_path / "c": TINY.beside([mine], {})})
 
 
 @pytest.mark.parametrize(("words", "said"), [(("--algorithm", "nothing.py:f"), "cannot be read"), (("--algorithm", "mine.py:none"), "has no"),

@@ -1,6 +1,7 @@
 """`silodp train` under each trust: what it spends is what `silodp plan` says, against whom, and on the batches that really ran."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,19 @@ def test_weights_change_the_mean_and_not_the_price(source, tmp_path):
     for trust in ("shuffle", "central"):
         with pytest.raises(BadInput, match="precision"):
             replace(SMALL, trust=trust, weights="precision")
+
+
+def test_a_plan_has_the_noise_of_the_mean_as_the_orders_weights_make_it():
+    sizes, found = (100, 400), {}
+    for rule in ("equal", "records", "precision"):
+        plan = planned(replace(SMALL, weights=rule), sizes)
+        stds = [silo["releases"][0]["noise_std"] for silo in plan["silos"]]
+        shares = {"equal": (0.5, 0.5), "records": (0.2, 0.8), "precision": [s**-2 / sum(t**-2 for t in stds) for s in stds]}[rule]
+        found[rule] = plan["mean_noise_std"][plan["silos"][0]["releases"][0]["kind"]]
+        assert found[rule] == pytest.approx(math.hypot(*(a * s for a, s in zip(shares, stds, strict=True))), rel=1e-6)
+    assert found["precision"] < found["records"] < found["equal"]
+    alone = planned(replace(SMALL, participation="uniform:1"), (100, 100))  # whoever is drawn, its own noise
+    assert [*alone["mean_noise_std"].values()] == pytest.approx([r["noise_std"] for r in alone["releases"]], rel=1e-6)
 
 
 EACH = """

@@ -19,7 +19,7 @@ from silodp.lab.synthetic import TESTED, Shape, separation, signal_by_name, synt
 RANGES = tune.Ranges(rounds=(3,), phases=(1, 3), steps=(0.3, 1.0), clips=(1.0,))
 
 
-def here(work, tasks):
+def here(work, tasks, **_):
     """All in this process."""
     return (work(*task) for task in tasks)
 

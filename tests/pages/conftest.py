@@ -69,5 +69,5 @@ def study(tmp_path_factory) -> Path:
     made = Study("wbcd", 3, Grid((0.5,), (1.0,), (1,)), trials=2, epsilons=(1.0, 6.0), methods=("mb-sgd", "mb-sgd-paper", "mb-sgd-open"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.cpu_count", lambda: 1)  # in this process
-        compare.carry_out({folder: made}, quiet=True)
+        compare.carry_out({folder: made})
     return folder

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, say, show, table
+from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Settings
 from silodp.core.errors import BadInput
@@ -73,7 +73,8 @@ def _attacks(
     from silodp.lab.audit import report, report_answers
     from silodp.lab.audit.claims import FACTOR
 
-    rows = report.audit(algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, quiet=as_json, given=given)
+    with progress("attacks", quiet=as_json) as tick:
+        rows = report.audit(algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, tick=tick, given=given)
     answers, failed = ([], {}) if algorithms else report_answers.answers()
     report.write(rows, folder, answers)
     if as_json:
@@ -100,7 +101,8 @@ def _mutants(seed: int, *, as_json: bool) -> None:
     except ModuleNotFoundError:  # no wheel has them
         raise BadInput("the planted mistakes are in a checkout of the sources alone; run --mutants there") from None
 
-    rows, shipped = examine_all(seed, quiet=as_json)
+    with progress("probes of the shipped pipeline, and mutants", quiet=as_json) as tick:
+        rows, shipped = examine_all(seed, tick=tick)
     caught = sum(row["caught"] for row in rows)
     if as_json:
         dump({"rows": rows, "shipped": {"passes": not shipped, "caught_by": shipped}})

@@ -38,13 +38,13 @@ Advise = Annotated[
 
 def facts_for(records: tuple[int, ...], features: int | None, classes: int, schema: Path | None) -> Any:
     """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of kinds."""
-    from silodp.core.problem.schema import Schema
     from silodp.core.problem.task import Task
+    from silodp.host.schema import load_schema
     from silodp.lab.planning import named
     from silodp.server.advice import Facts, kinds_of
 
     if schema:
-        task = Schema.load(schema)
+        task = load_schema(schema)
         return Facts(named(records), records, kinds_of(task, len(task.features)), task)
     if features is None:
         raise BadInput("features is missing; advice needs --features, the number of features of a record, or --schema")

@@ -81,7 +81,7 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[said]}"),
     )
     with ExitStack() as shown:

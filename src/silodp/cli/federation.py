@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import FeatureMapName
+from silodp.cli.console import FeatureMapName, dump, say, show, table
 from silodp.cli.federation_files import carrier_of, load_state, new_file, new_key, save_state
 from silodp.cli.federation_model import chosen_model
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
@@ -29,7 +27,6 @@ from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 
 federation = console.group("Silos as processes of their own: start them, train over them, stop them.")
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
@@ -217,7 +214,7 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     left = stop_all(folder.resolve())
     if as_json:
         return console.dump({"stopped": not left, "still_running": left})
-    out.print("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
+    say("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
 
 
 @federation.command()
@@ -267,22 +264,20 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
         "certificates": _certificates(folder / "engine"),
     }  # fmt: skip
     if as_json:
-        print(json.dumps(found))
+        dump(found)
         return
-    table = Table("process", "pid", "runs", "TCP ports", box=None, pad_edge=False)
-    for row in processes:
-        table.add_row(row["name"], str(row["pid"]), "yes" if row["runs"] else "no", ", ".join(map(str, row["ports"])) or "-")
-    out.print(table)
+    rows = ((row["name"], row["pid"], "yes" if row["runs"] else "no", ", ".join(map(str, row["ports"])) or "-") for row in processes)
+    show(table("process|pid|runs|TCP ports", rows, box=False))
     for certificate in found["certificates"]:
-        out.print(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
+        say(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
     for silo in silos:
-        out.print(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
+        say(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
     if any(silo["checked"] for silo in silos):
         said = [f"{silo['name']} {silo['checked'] or 'nobody yet'}" for silo in silos]
-        out.print(f"`silodp silo check` was run, as each officer says: {'; '.join(said)}.")
+        say(f"`silodp silo check` was run, as each officer says: {'; '.join(said)}.")
     said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
-    out.print(f"Connected through {state['engine']}: {said or 'nobody'}.")
-    out.print(ONE_USER)
+    say(f"Connected through {state['engine']}: {said or 'nobody'}.")
+    say(ONE_USER)
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:

@@ -87,8 +87,9 @@ def problem_of(card: Card, order: Order | None = None, schema: Path | None = Non
     from silodp.core.problem.schema import Schema
     from silodp.core.problem.task import Task
     from silodp.host.extension import load
+    from silodp.host.schema import load_schema
 
-    if schema and Schema.load(schema).text != card.schema:
+    if schema and load_schema(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
     read_by = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None
     if read_by and (read_by.features, read_by.label.classes) != (card.features, card.classes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import out, progress, say_advice
+from silodp.cli.console import dump, progress, say, say_advice
 from silodp.cli.federation import Folder, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
@@ -125,25 +124,25 @@ def run(
     with interruptible(kept):
         _follow(conduct, len(cards), quiet=as_json)
     if as_json:
-        print(json.dumps(conduct.summary))
+        dump(conduct.summary)
         _exit_early(conduct.summary["ended"])
         return
     _show_spent(conduct.summary)
     if peer:
         from silodp.server.peers import model_hash
 
-        out.print(f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'.")
-    out.print(f"Model, summary and journal are in {place}.")
+        say(f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'.")
+    say(f"Model, summary and journal are in {place}.")
     _exit_early(conduct.summary["ended"])
 
 
 def _show_peers(summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(summary))
+        dump(summary)
     else:
         _show_spent(summary)
-        out.print(same_models(summary))
-        out.print(f"The peers' folders are beside {summary['model']}.")
+        say(same_models(summary))
+        say(f"The peers' folders are beside {summary['model']}.")
     _exit_early(summary["ended"])
 
 
@@ -154,24 +153,24 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
 
     for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
-        out.print(
+        say(
             f"{silo['name']}: answered {silo['answered']} of {summary['questions']} questions, spent at most epsilon "
             f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
             f"{f'; {missed}' if missed else ''}."
         )
     if summary["trust"] != "isrl":
-        out.print(f"Here {summary['said']}.")
+        say(f"Here {summary['said']}.")
     ended = summary["ended"]
-    out.print(f"{summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    say(f"{summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
     if ended != "finished":
-        out.print(EARLY)
+        say(EARLY)
 
 
 def _show_held(held: Mapping[str, HoldReply]) -> None:
     from silodp.core.privacy.accounting import rounded_up
 
     shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
-    out.print(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
+    say(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
 
 
 def _exit_early(ended: str) -> None:

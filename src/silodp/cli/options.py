@@ -17,10 +17,10 @@ import typer
 from click.core import ParameterSource
 
 from silodp.cli.console import FeatureMapName
+from silodp.cli.console import Json as Json
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words and tables.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")]
 RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder, without a run in it; by default a new one in runs/.")]
 Resume = Annotated[

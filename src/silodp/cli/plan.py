@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from silodp.cli import choose
-from silodp.cli.console import say_advice
+from silodp.cli.console import dump, out, say, say_advice, show, table
 from silodp.cli.options import Json, SchemaFile, takes_order
 from silodp.core.errors import BadInput
 from silodp.server.order import AUTO, Order
-
-out = Console(highlight=False)
 
 FEATURES = 10
 """Of a record, for advice, where nobody says how many."""
@@ -64,29 +59,30 @@ def plan(
         dimension = _parameters(order.model, features, classes)
     answer, algorithm, trust = planned(order, every, dimension=dimension), order.algorithm, order.trust
     if as_json:
-        print(json.dumps(answer | ({"advice": advice.words()} if advice else {})))
-        return
+        return dump(answer | ({"advice": advice.words()} if advice else {}))
     if advice:
         say_advice(advice)
     if trust == "shuffle":
         _show_shuffle(answer, algorithm)
         if len(set(every)) > 1:
-            out.print("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
+            say("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
         return
     for silo in answer["silos"]:
         budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
-        table = Table(title=f"A silo of {silo['records']} records: {algorithm}, {budget}")
-        for column in ("release", "count", "sensitivity", "noise std", "noise multiplier"):
-            table.add_column(column, justify="left" if column == "release" else "right")
-        for r in silo["releases"]:
-            table.add_row(r["kind"], str(r["count"]), f"{r['sensitivity']:.5g}", f"{r['noise_std']:.5g}", f"{r['noise_multiplier']:.5g}")
-        out.print(table)
-        out.print(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
+        rows = [
+            (r["kind"], r["count"], *(f"{r[f]:.5g}" for f in ("sensitivity", "noise_std", "noise_multiplier"))) for r in silo["releases"]
+        ]
+        title = f"A silo of {silo['records']} records: {algorithm}, {budget}"
+        show(table("release|count>|sensitivity>|noise std>|noise multiplier>", rows, title=title))
+        say(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
+    if len(answer["silos"]) > 1 and "mean_noise_std" in answer:
+        stds = ", ".join(f"{kind} {std:.5g}" for kind, std in answer["mean_noise_std"].items())
+        say(f"Noise std of the mean over a round's silos, weights {answer['weights']}: {stds}.")
     if "refine" in {r["kind"] for r in answer["releases"]}:
-        out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if "order" in answer:
         settings = ", ".join(f"{name} {value}" for name, value in answer["order"].items() if value is not None)
-        out.print(f"By the theorem: {settings}.")
+        say(f"By the theorem: {settings}.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
 
@@ -124,26 +120,24 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
         accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]
-        table = Table(title=f"Shuffle: {algorithm}{name}")
-        for column in ("", "accounted", "proven"):
-            table.add_column(column, justify="right" if column else "left")
-        table.add_row("levels g", f"{accounted['levels']}", f"{proven['levels']}")
-        table.add_row("noise bits b a record and coordinate", f"{accounted['noise_bits']}", f"{proven['noise_bits']}")
-        table.add_row("p", f"{accounted['p']:g}", f"{proven['p']:g}")
-        for encoding in ("literal", "counts"):
-            table.add_row(f"bits a silo and round, {encoding}", f"{bits[encoding]}", f"{proven['bits_per_silo_round'][encoding]}")
-        table.add_row("noise std of the mean", f"{noise['shuffle']:.5g}", f"{proven['noise_std']:.5g}")
-        table.add_row("  under ISRL-DP", f"{noise['isrl']:.5g}", "")
-        table.add_row("  under central DP", f"{noise['central']:.5g}", "")
-        out.print(table)
-        out.print(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
+        rows = (
+            ("levels g", accounted["levels"], proven["levels"]),
+            ("noise bits b a record and coordinate", accounted["noise_bits"], proven["noise_bits"]),
+            ("p", f"{accounted['p']:g}", f"{proven['p']:g}"),
+            *((f"bits a silo and round, {coded}", bits[coded], proven["bits_per_silo_round"][coded]) for coded in ("literal", "counts")),
+            ("noise std of the mean", f"{noise['shuffle']:.5g}", f"{proven['noise_std']:.5g}"),
+            ("  under ISRL-DP", f"{noise['isrl']:.5g}", ""),
+            ("  under central DP", f"{noise['central']:.5g}", ""),
+        )
+        show(table("|accounted>|proven>", rows, title=f"Shuffle: {algorithm}{name}"))
+        say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
     local = "no bounded epsilon" if shuffler is None else shown(shuffler)
-    out.print(
+    say(
         f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against the server, and {local} against the shuffler itself "
         "(at the smallest silo), which no gate can verify."
     )
     if "differences" in answer:
-        out.print("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])

@@ -70,7 +70,7 @@ def ask_silos() -> list[str]:
 
 
 def schema_text(table: Mapping[str, Any]) -> str:
-    """The file that Schema.load reads."""
+    """The file that `load_schema` reads."""
     lines = [HEAD, *(f"{name} = {toml(table[name])}\n" for name in ("ignore", "missing_codes") if name in table)]
     for name, column in table["columns"].items():
         lines += [f"\n[columns.{toml(name)}]\n", *(f"{field} = {_toml(value)}\n" for field, value in column.items())]

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from silodp.cli.console import dump, say, show, table
 from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_folder import last_run
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from silodp.core.protocol.card import Card
     from silodp.server.federation import Federation
 
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
 Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
@@ -63,12 +61,11 @@ def evaluate(
     with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
         answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
     if as_json:
-        print(json.dumps(answer))
-        return
+        return dump(answer)
     _show_scores(answer["scores"])
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
         evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
-        out.print(
+        say(
             f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; {evaluations}training spent "
             f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta {rounded_up(both['delta'])}."
         )
@@ -100,11 +97,10 @@ def profile(
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
     if as_json:
-        print(json.dumps(answer))
-        return
+        return dump(answer)
     _show_profile(answer)
     for paid in answer["silos"]:
-        out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+        say(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
 
 
 Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
@@ -136,7 +132,7 @@ def survival(
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
     if _show_survival(answer, page, as_json):
         for paid in answer["silos"]:
-            out.print(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+            say(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -151,6 +147,7 @@ def federation_evaluate(
     cap: Cap = 4.0,
     deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
     model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
+    prox: Annotated[str, typer.Option(help="The server's own copy of a prox FILE.py:NAME.")] = "zero",
     project: Project = None,
     as_json: Json = False,
 ) -> None:
@@ -170,7 +167,7 @@ def federation_evaluate(
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
-    problem = problem_of(cards[0], Order(model=model))
+    problem = problem_of(cards[0], Order(model=model, prox=prox))
     try:
         stored = load_file(place / "model.safetensors")
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
@@ -191,8 +188,7 @@ def federation_evaluate(
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
     if as_json:
-        print(json.dumps(answer))
-        return
+        return dump(answer)
     _show_scores(answer["scores"])
     _show_charged(answer["silos"])
 
@@ -220,8 +216,7 @@ def federation_profile(
         found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
     answer = found | {"silos": _charged(cards, budgets)}
     if as_json:
-        print(json.dumps(answer))
-        return
+        return dump(answer)
     _show_profile(answer)
     _show_charged(answer["silos"])
 
@@ -281,9 +276,7 @@ def _show_charged(silos: Sequence[dict]) -> None:
     from silodp.core.privacy.accounting import rounded_up
 
     for silo in silos:
-        out.print(
-            f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
-        )
+        say(f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest.")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------------------------
@@ -292,19 +285,15 @@ def _show_charged(silos: Sequence[dict]) -> None:
 def _show_scores(rows: Sequence[dict]) -> None:
     from silodp.core.figures import WHY, cells
 
-    table = Table(title="Held-out records, by private releases")
-    for column in ("silo", "records", "figure", "value", "95 %", "noise", "sampling"):
-        table.add_column(
-            column, justify="left" if column in ("silo", "figure") else "right", no_wrap=column in ("95 %", "noise", "sampling")
-        )
-    for row in rows:
-        for k, (name, figure) in enumerate(row["figures"].items()):
-            first = (row["name"], str(row["held_out"])) if k == 0 else ("", "")
-            table.add_row(*first, name, *cells(figure))
-    out.print(table)
-    out.print(SAID)
+    lines = (
+        (*((row["name"], row["held_out"]) if k == 0 else ("", "")), name, *cells(figure))
+        for row in rows
+        for k, (name, figure) in enumerate(row["figures"].items())
+    )
+    show(table("silo|records>|figure|value>|95 %>!|noise>!|sampling>!", lines, title="Held-out records, by private releases"))
+    say(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
-        out.print(WHY)
+        say(WHY)
 
 
 def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
@@ -315,33 +304,27 @@ def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
 
         put(page, page_of(answer))
     if as_json:
-        print(json.dumps(answer))
+        dump(answer)
         return False
-    table = Table(title=f"Without the event, by a private release over {answer['records']} records")
-    for column in (f"until {answer['time']}", "share", "95 %", "still there"):
-        table.add_column(column, justify="right")
+    rows = []
     for row in answer["curve"]:
         share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
-        table.add_row(f"{row['time']:g}", share, f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %", f"{max(row['at_risk'], 0):.0f}")
-    out.print(table)
-    out.print(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
+        rows.append((f"{row['time']:g}", share, f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %", f"{max(row['at_risk'], 0):.0f}"))
+    title = f"Without the event, by a private release over {answer['records']} records"
+    show(table(f"until {answer['time']}>|share>|95 %>|still there>", rows, title=title))
+    say(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
     return True
 
 
 def _show_profile(answer: dict) -> None:
-    table = Table(title="Features, by private releases (± standard error by noise)")
-    for column in ("feature", "range", "mean", "deviation", "missing"):
-        table.add_column(column, justify="left" if column == "feature" else "right")
+    rows = []
     for row in answer["features"]:
         pairs = (f"{row[name]:.4g} ± {row[f'{name}_error']:.2g}" for name in ("mean", "deviation"))
         missing = f"{100 * row['missing']:.1f} ± {100 * row['missing_error']:.1f} %"
-        table.add_row(row["feature"], f"{row['low']:g} to {row['high']:g}", *pairs, missing)
-    out.print(table)
+        rows.append((row["feature"], f"{row['low']:g} to {row['high']:g}", *pairs, missing))
+    title = "Features, by private releases (± standard error by noise)"
+    show(table("feature|range>|mean>|deviation>|missing>", rows, title=title))
     if answer["classes"]:
-        table = Table(title="Classes")
-        for column in ("class", "records", "weight"):
-            table.add_column(column, justify="left" if column == "class" else "right")
-        for row in answer["classes"]:
-            table.add_row(row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}")
-        out.print(table)
-    out.print("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")
+        rows = ((row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}") for row in answer["classes"])
+        show(table("class|records>|weight>", rows, title="Classes"))
+    say("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")

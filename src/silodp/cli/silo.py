@@ -102,11 +102,11 @@ def check(
 
     Example: `silodp silo check clinic.csv --schema schema.toml`
     """
-    from silodp.core.problem.schema import Schema
+    from silodp.host.schema import load_schema
     from silodp.silo.data.check import check as found_in
 
     leave_no_core()
-    found = found_in(file, Schema.load(schema))
+    found = found_in(file, load_schema(schema))
     stops = [finding.sentence for finding in found if finding.stops]
     warnings = [finding.sentence for finding in found if not finding.stops]
     if as_json:

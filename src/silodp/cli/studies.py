@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silodp.cli import choose
-from silodp.cli.console import Json, dump, say, show, table
+from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
@@ -54,8 +54,8 @@ def compare(
     study = study.beside(algorithm or (), assignments(settings or ()))
     kind = [*(["full"] if full else ["quick"] if quick else []), *(name.rpartition(":")[2] for name in algorithm or ())]
     folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *kind])
-    with interruptible(choose.KEPT.format(folder)):
-        rows = lab.carry_out({folder: study}, data_dir=data_dir, quiet=as_json)[folder]
+    with interruptible(choose.KEPT.format(folder)), progress(f"{data}, batches of runs", quiet=as_json) as tick:
+        rows = lab.carry_out({folder: study}, data_dir=data_dir, tick=tick)[folder]
     draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
     gains = {
         of: {over: lab.improvement(rows, over, of) for over in ("mb-sgd", "local-sgd", "spider-diff-paper")}
@@ -110,10 +110,10 @@ def reproduce(
     if trials is not None:
         found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
     folder = out_dir or Path("runs") / "reproduce"
-    with interruptible(choose.KEPT.format(folder)):
-        done = lab.carry_out(
-            {folder / name: study for name, study in found.items()}, data_dir=data_dir, quiet=as_json, shard=_shard(shard), gpu=gpu
-        )
+    names = ", ".join(dict.fromkeys(study.dataset for study in found.values()))
+    with interruptible(choose.KEPT.format(folder)), progress(f"{names}, batches of runs", quiet=as_json) as tick:
+        wanted = {folder / name: study for name, study in found.items()}
+        done = lab.carry_out(wanted, data_dir=data_dir, tick=tick, shard=_shard(shard), gpu=gpu)
     shown = []
     for name, study in found.items():
         if rows := done.get(folder / name):
@@ -225,8 +225,8 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
     from silodp.lab.studies.rates import measure
 
     folder = unused(out_dir, Path("runs") / "rates", "rates.json")
-    with interruptible("nothing is kept, since the whole study takes a few minutes"):
-        fits = measure(folder, quiet=as_json)
+    with interruptible("nothing is kept, since the whole study takes a few minutes"), progress("rates", quiet=as_json) as tick:
+        fits = measure(folder, tick=tick)
     draw_rates(fits, folder)
     if as_json:
         return dump({"fits": fits, "folder": str(folder)})

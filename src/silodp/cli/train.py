@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from silodp.cli.console import progress, say_advice
+from silodp.cli.console import dump, progress, say, say_advice, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, takes_order, typed
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
-
-out = Console(highlight=False)
 
 
 @takes_order("noise")
@@ -76,37 +71,32 @@ def train(
         )
         order, source = to_resume(folder, order, source, given)
     if not as_json and not resume and not out_dir and folder != first:
-        out.print(f"{first} holds a run already; this one goes to {folder}.")
+        say(f"{first} holds a run already; this one goes to {folder}.")
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
         summary = run(order, source, folder, resume=resume, tick=tick, told=(lambda advice: None) if as_json else say_advice)
-    if as_json:
-        print(json.dumps(summary))
-        return
-    _show(summary)
+    return dump(summary) if as_json else _show(summary)
 
 
 def _show(summary: dict) -> None:
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
-    table = Table(title=f"{summary['algorithm']}: {summary['parameters']} parameters")
-    totals = summary["trust"] == "shuffle"
-    for column in ("silo", "epsilon", "delta", "spent", *(("against the shuffler",) if totals else ())):
-        table.add_column(column, justify="left" if column == "silo" else "right")
+    totals, rows = summary["trust"] == "shuffle", []
     for s in summary["silos"]:
         local = s.get("local_epsilon_at_most")
         own = ("no bound" if local is None else shown(local),) if totals else ()
-        table.add_row(s["name"], f"{s['epsilon']:g}", rounded_up(s["delta"]), shown(s["spent_epsilon"]), *own)
-    out.print(table)
-    out.print(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
+        rows.append((s["name"], f"{s['epsilon']:g}", rounded_up(s["delta"]), shown(s["spent_epsilon"]), *own))
+    columns = "silo|epsilon>|delta>|spent>" + "|against the shuffler>" * totals
+    show(table(columns, rows, title=f"{summary['algorithm']}: {summary['parameters']} parameters"))
+    say(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
     if summary["trust"] != "isrl":
-        out.print(f"Here {summary['said']}.")
+        say(f"Here {summary['said']}.")
     score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
     if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
-        out.print(f"{', '.join(told).capitalize()} on test records (looked at raw data: a research figure, not private).")
+        say(f"{', '.join(told).capitalize()} on test records (looked at raw data: a research figure, not private).")
     if summary["note"]:
-        out.print(summary["note"])
-    out.print(f"Model: {summary['model']}")
+        say(summary["note"])
+    say(f"Model: {summary['model']}")
 
 
 def _train_kept(folder: Path) -> str:

@@ -35,7 +35,8 @@ from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.simulation import connect
 from silodp.lab.studies.study import Own
-from silodp.lab.tune import Ranges, Tick, finish
+from silodp.lab.studies.sweep import Tick, unseen
+from silodp.lab.tune import Ranges, finish
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
@@ -131,7 +132,7 @@ class ChargedSearch:
 
 def search_charged(
     search: ChargedSearch, records: Records, folder: Path, repetitions: Repetitions | None = None, *,
-    score: Score | None = None, seed: int | None = None, tick: Tick = lambda done, total: None,
+    score: Score | None = None, seed: int | None = None, tick: Tick = unseen,
 ) -> dict:  # fmt: skip
     """Tries candidates on these records within (epsilon, delta) in total, and returns the best by its released score.
 

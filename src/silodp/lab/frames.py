@@ -16,6 +16,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.problem.schema import Schema
 from silodp.host.model import Stored, open_model
+from silodp.host.schema import load_schema
 from silodp.lab.source import Loaded, Source, with_ranges
 from silodp.lab.training import train as train_source
 from silodp.server.order import Order
@@ -126,7 +127,7 @@ def order_of(settings: Mapping[str, Any]) -> Order:
 def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:
     if isinstance(given, Schema):
         return given
-    return Schema.of(given) if isinstance(given, Mapping) else Schema.load(given)
+    return Schema.of(given) if isinstance(given, Mapping) else load_schema(given)
 
 
 def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: float = 0.0) -> Held:

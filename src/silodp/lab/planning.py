@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from silodp.lab.planning_shuffle import planned_totals
 from silodp.server.federation import Everyone
 from silodp.server.order import Order, default_delta, targets, with_default_delta
 from silodp.server.plan import Plan
-from silodp.server.prepare import prepare, prescription
+from silodp.server.prepare import Prepared, prepare, prescription
 
 
 def planned(order: Order, records: Sequence[int], *, dimension: int | None = None) -> dict:
@@ -48,6 +49,9 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
         for i, (n, budget) in enumerate(zip(counts, budgets, strict=True))
     ]
     answer = {**silos[0], "algorithm": order.algorithm, "rule": plan.rule.name, "silos": silos}
+    if order.trust == "isrl":
+        kinds = [kind for kind in made.algorithm.kinds if any(asked.kind == kind for asked in plan.asked)]
+        answer |= {"weights": order.weights, "mean_noise_std": {kind: _mean_noise(made, kind, counts) for kind in kinds}}
     if order.user_level:
         answer["user_level"] = {"epsilon": promised[0].epsilon, "delta": promised[0].delta}
     elif math.isfinite(spent[0]) and spent[0] > 0:
@@ -91,6 +95,18 @@ def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
         "kind": kind, "count": plan.count(kind, silo), "sensitivity": sensitivity, "noise_std": multiplier * sensitivity,
         "noise_multiplier": multiplier,
     }  # fmt: skip
+
+
+def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
+    """Std of the noise in a mean as the order's weights make it: over the silos that the public coins ask in the first rounds.
+
+    Each silo's noise has an axis of its own, on which the mechanism's own mean leaves the silo's share of it.
+    """
+    who, mechanism, weights = made.participation(), made.plan.mechanisms[kind], made.weights(counts)
+    stds = torch.tensor([_release(made.plan, kind, i, n, made.order.clip)["noise_std"] for i, n in enumerate(counts)], dtype=torch.float64)
+    draws = Counter(who.draw() for _ in range(min(made.order.rounds, 64)))
+    squares = (n * mechanism.combine(torch.diag(stds[list(asked)])[None], asked, weights).square().sum() for asked, n in draws.items())
+    return math.sqrt(float(sum(squares)) / draws.total())
 
 
 def _conversions(spent: Budget, n: int, mu: float | None) -> dict:

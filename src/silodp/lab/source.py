@@ -15,6 +15,7 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.host.schema import load_schema
 from silodp.server.order import is_of
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.data.files import load_silos
@@ -55,7 +56,7 @@ class Source:
     @cached_property
     def read_by(self) -> Schema | None:
         """The public schema by which the silos' files are read, where there is one."""
-        return Schema.load(self.schema) if self.schema else None
+        return load_schema(self.schema) if self.schema else None
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
         """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that a map of features wants its pixels."""

@@ -38,6 +38,7 @@ from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
 from silodp.lab.simulation import asked_by, connect
 from silodp.lab.source import Loaded, Source
+from silodp.lab.studies.sweep import Tick, unseen
 from silodp.server.advice import Advice
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
@@ -58,7 +59,7 @@ UNCHARGED = "The built-in data sets come standardised with statistics of the raw
 
 
 def train(
-    order: Order, source: Source, folder: Path, *, resume: bool = False, tick: Callable[[int, int], None] = lambda done, total: None,
+    order: Order, source: Source, folder: Path, *, resume: bool = False, tick: Tick = unseen,
     told: Callable[[Advice], None] = lambda advice: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Checks everything that can be checked, loads, trains, and returns the summary that --json prints; with `resume` the run in `folder`.
@@ -108,6 +109,7 @@ def train(
             x = function.of(x.flatten(1)) if function else x.flatten(1)
             run.score = lambda w: _score(problem, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
+        tick(0, run.total)
         with _ending(folder):
             for count in run:
                 tick(count, run.total)

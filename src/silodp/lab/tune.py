@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder
 from silodp.lab.studies.study import Own
-from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
 from silodp.lab.synthetic import Shape, synthetic
 from silodp.server.algorithms import find
 from silodp.server.order import finite
@@ -28,8 +28,6 @@ from silodp.server.settings import default_shares
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
-
-Tick = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -116,22 +114,21 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
     return Split(Records.of(train), torch.from_numpy(test_x).float(), torch.from_numpy(test_y).long(), len(search.classes) or 2)
 
 
-def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = None, tick: Tick = lambda done, total: None) -> dict:
+def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = None, tick: Tick = unseen) -> dict:
     """Runs what is missing in the folder and returns all candidates with their test errors, and the one with the least training loss."""
     finite(search.epsilon)
     if sum(map(bool, (search.data, search.shape, search.public))) != 1:
         raise BadInput("give one of --data NAME, --public FILE for each silo, or --records with --features for synthetic data")
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
-    total = len(search.arms()) * search.trials
+    search.arms()
     if not (folder / "config.json").exists():
         _free_problem(search, search.split(0, data_dir))  # what is wrong is said before the folder holds it
     open_folder(folder, search)
     store = Store(folder)
-    work = pending(store, search)
-    for arm, trial, rows in spread(_free_unit, [(search, arm, trial, data_dir) for arm, trial in work]):
+    units = [(search, arm, trial, data_dir) for arm, trial in pending(store, search)]
+    for arm, trial, rows in spread(_free_unit, units, tick=tick, before=len(store.done)):
         store.add(arm.key, trial, rows)
-        tick(len(store.done), total)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in store.runs():
         groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)

@@ -10,6 +10,7 @@ import pytest
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
+from silodp.host.schema import load_schema
 
 TEXT = """
 ignore = ["id"]
@@ -176,7 +177,7 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path):
         if text:
             path.write_text(text)
         with pytest.raises(BadInput, match=sentence):
-            Schema.load(path)
+            load_schema(path)
     for text in ("", "[1]", json.dumps("x")):
         with pytest.raises(BadInput, match="holds no schema"):
             Schema.parse(text, "the card")

@@ -181,7 +181,7 @@ def test_the_pipeline_as_shipped_passes_every_probe(seed):
 
 
 def test_a_probe_that_alarms_on_the_shipped_pipeline_does_not_count(monkeypatch):
-    monkeypatch.setattr(mutants, "spread", lambda work, tasks: (work(*task) for task in tasks))
+    monkeypatch.setattr(mutants, "spread", lambda work, tasks, **_: (work(*task) for task in tasks))
     monkeypatch.setattr(mutants, "examine", lambda name, seed, ignored=(), probes=None: {} if ignored else {"broken": "always"})
     rows, shipped = mutants.examine_all()
     assert shipped == {"broken": "always"}
@@ -281,7 +281,7 @@ def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
         assert ("ALARM: half" in out) == alarm
     good = {"mutant": "m", "caught": True, "caught_by": "p", "says": "s"}
     for rows, shipped, code in (([good], {}, 0), ([good | {"caught": False}], {}, 1), ([good], {"p": "s"}, 1)):
-        monkeypatch.setattr(mutants, "examine_all", lambda seed, quiet, rows=rows, shipped=shipped: (rows, shipped))
+        monkeypatch.setattr(mutants, "examine_all", lambda seed, tick, rows=rows, shipped=shipped: (rows, shipped))
         assert silodp("audit", "--mutants")[0] == code
         assert json.loads(silodp("audit", "--mutants", "--json")[1])["rows"] == rows
 

@@ -23,11 +23,11 @@ TINY = Study("wbcd", 4, GRID, trials=2, epsilons=(1.0, 6.0), model="mlp:3", meth
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """All in this process."""
-    monkeypatch.setattr(lab, "spread", lambda work, tasks, on_gpu=(): (work(*task) for task in tasks))
+    monkeypatch.setattr(lab, "spread", lambda work, tasks, on_gpu=(), **_: (work(*task) for task in tasks))
 
 
 def run(study: Study, folder: Path, **options) -> list[dict] | None:
-    return carry_out({folder: study}, quiet=True, **options).get(folder)
+    return carry_out({folder: study}, **options).get(folder)
 
 
 def test_a_study_ends_with_a_row_for_each_curve_and_epsilon(tmp_path):

@@ -39,7 +39,7 @@ ALGORITHMS = {"prox-sgd": "risk", "prox-svrg": "risk", "prox-pl-svrg": "risk", "
 @pytest.fixture
 def here(monkeypatch):
     """Points are computed in this process."""
-    monkeypatch.setattr(rates, "spread", lambda work, tasks: (work(*task) for task in tasks))
+    monkeypatch.setattr(rates, "spread", lambda work, tasks, **_: (work(*task) for task in tasks))
 
 
 # --- the mapping norm -----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_the_verdict_asks_the_exponent_first_and_the_schedule_second():
 
 def test_four_times_the_epsilon_is_a_sixteenth_of_the_excess_risk(here, tmp_path):
     """False-alarm rate 1e-4 or less: the standard error of the slope is 0.04 to 0.08, and four of them are allowed."""
-    fits = rates.measure(tmp_path, quiet=True, lines=[line("prox-svrg", "epsilon", (3.5, 14.0), -2.0, Size(128, 4, 10, 7.0))])
+    fits = rates.measure(tmp_path, lines=[line("prox-svrg", "epsilon", (3.5, 14.0), -2.0, Size(128, 4, 10, 7.0))])
     assert 0.01 < fits[0]["slope_error"] < 0.1
     assert abs(fits[0]["slope"] + 2) < 4 * fits[0]["slope_error"]
     assert fits[0]["as_run"] == pytest.approx(-2)
@@ -199,7 +199,7 @@ def test_four_times_the_epsilon_is_a_sixteenth_of_the_excess_risk(here, tmp_path
 
 def test_every_point_is_in_the_table_and_the_same_seed_gives_the_same_numbers(here, tmp_path):
     lines = [line("spider", "n", (30, 60), -4 / 3, Size(30, 4, 2, 2.0), 2), line("prox-sgd", "d", (2, 4), 1.0, Size(200, 4, 2, 5.0), 2)]
-    fits = rates.measure(tmp_path, quiet=True, lines=lines)
+    fits = rates.measure(tmp_path, lines=lines)
     rows = list(csv.DictReader((tmp_path / "rates.csv").read_text().splitlines()))
     assert [(r["algorithm"], r["n"], r["d"]) for r in rows] == [
         ("spider", "30", "2"), ("spider", "60", "2"), ("prox-sgd", "200", "2"), ("prox-sgd", "200", "4")

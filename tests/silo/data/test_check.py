@@ -9,6 +9,7 @@ import pytest
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.host.schema import load_schema
 from silodp.silo.data.check import check
 from silodp.silo.data.tables import read_table
 
@@ -118,13 +119,13 @@ def test_a_clean_file_is_said_to_be_one(silodp, schema, tmp_path):
 
 def test_rows_with_a_number_of_their_own_are_no_copies(schema, tmp_path):
     pd.concat([C, C.iloc[:30]]).assign(patient_id=range(230)).to_csv(tmp_path / "clinic.csv", index=False)
-    assert check(tmp_path / "clinic.csv", Schema.load(schema)) == []
+    assert check(tmp_path / "clinic.csv", load_schema(schema)) == []
 
 
 def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
     frame = put(put(C, "weight", ["?"]), "sex", ["m"]).rename(columns={"readmitted": "outcome"})
     frame.to_csv(tmp_path / "clinic.csv", index=False)
-    said = [finding.sentence for finding in check(tmp_path / "clinic.csv", Schema.load(schema))]
+    said = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
     assert len(said) == 3
     assert ["lacks" in said[0], "'weight'" in said[1], "'sex'" in said[2]] == [True] * 3
 
@@ -132,7 +133,7 @@ def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
 @pytest.mark.parametrize("name", [name for name, (_, stops, _) in DIRTY.items() if not stops])
 def test_what_only_warns_can_be_trained_on(schema, tmp_path, name):
     (tmp_path / "clinic.csv").write_bytes(DIRTY[name][0])
-    assert len(read_table(tmp_path / "clinic.csv", Schema.load(schema)).y)
+    assert len(read_table(tmp_path / "clinic.csv", load_schema(schema)).y)
 
 
 def test_codes_that_the_schema_lists_are_missing_values(tmp_path):

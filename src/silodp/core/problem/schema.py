@@ -37,12 +37,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
@@ -129,17 +127,6 @@ class Schema:
     label: Label
     ignore: tuple[str, ...] = ()
     missing_codes: tuple[str, ...] = field(default=(), kw_only=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Schema:
-        """The schema in a TOML file; BadInput says in a sentence what is wrong with it."""
-        try:
-            table = tomllib.loads(Path(path).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"the schema {path} cannot be read ({type(error).__name__}); `silodp init` drafts one") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"the schema {path} is not TOML: {error}") from None
-        return cls.of(table, f"the schema {path}")
 
     @classmethod
     def parse(cls, text: str, source: str) -> Schema:

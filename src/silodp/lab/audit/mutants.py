@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from silodp.lab.audit.mistakes.answers import OF_ANSWERS
 from silodp.lab.audit.mistakes.shuffled import OF_A_SHUFFLE
 from silodp.lab.audit.mistakes.silo import OF_A_SILO
@@ -17,7 +15,7 @@ from silodp.lab.audit.probes_answers import ANSWERS
 from silodp.lab.audit.probes_batches import BATCHES
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION
-from silodp.lab.studies.sweep import spread
+from silodp.lab.studies.sweep import Tick, spread, unseen
 
 MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_ANSWERS
 GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (
@@ -67,22 +65,15 @@ def _mutant(name: str, seed: int, ignored: tuple[str, ...]) -> tuple[str, dict[s
     return name, examine(name, seed, ignored=ignored)
 
 
-def examine_all(seed: int = 0, *, quiet: bool = True) -> tuple[list[dict], dict[str, str]]:
+def examine_all(seed: int = 0, *, tick: Tick = unseen) -> tuple[list[dict], dict[str, str]]:
     """Rows {"mutant", "caught", "caught_by", "says"}, and the probes that alarm on the pipeline as shipped: there must be none. On all cores.
 
     A probe that alarms on the shipped pipeline proves nothing about a mutant, and does not count.
     """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     shipped: dict[str, str] = {}
-    found: dict[str, dict[str, str]] = {}
-    with Progress(*columns, disable=quiet) as bar:
-        task = bar.add_task("probes of the shipped pipeline", total=len(probes_of(None)))
-        for alarms in spread(_shipped, [(probe, seed) for probe in probes_of(None)]):
-            shipped |= alarms
-            bar.advance(task)
-        task = bar.add_task("mutants", total=len(MUTANTS))
-        for name, alarms in spread(_mutant, [(name, seed, tuple(shipped)) for name in MUTANTS]):
-            found[name] = alarms
-            bar.advance(task)
+    probes, total = probes_of(None), len(probes_of(None)) + len(MUTANTS)
+    for alarms in spread(_shipped, [(probe, seed) for probe in probes], tick=lambda done, _: tick(done, total)):
+        shipped |= alarms
+    found = dict(spread(_mutant, [(name, seed, tuple(shipped)) for name in MUTANTS], tick=tick, before=len(probes)))
     rows = [(name, found[name]) for name in MUTANTS]
     return [{"mutant": n, "caught": bool(f), "caught_by": ", ".join(f), "says": next(iter(f.values()), "")} for n, f in rows], shipped

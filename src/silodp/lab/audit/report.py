@@ -15,7 +15,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from scipy import stats
 
@@ -29,7 +28,7 @@ from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.lab.runfolder import make_folder, write_environment
-from silodp.lab.studies.sweep import spread
+from silodp.lab.studies.sweep import Tick, spread, unseen
 from silodp.server.algorithms import ALGORITHMS, find
 
 RUNS = 20_000
@@ -155,17 +154,15 @@ def audit(
     *,
     runs: int = RUNS,
     seed: int = 0,
-    quiet: bool = False,
+    tick: Tick = unseen,
     given: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """All rows, on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}
     tasks = [(i, case, gate, runs, seed + 6 * i * runs) for i, (case, gate) in enumerate(cases(algorithms, epsilons, given))]
-    with Progress(TextColumn("attacks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), disable=quiet) as bar:
-        task = bar.add_task("attacks", total=len(tasks))
-        for index, row in spread(_task, sorted(tasks, key=lambda t: t[1].gap == "")):  # the slow ones first: they calibrate for seconds
-            rows[index] = row
-            bar.advance(task)
+    slow_first = sorted(tasks, key=lambda t: t[1].gap == "")  # they calibrate for seconds
+    for index, row in spread(_task, slow_first, tick=tick):
+        rows[index] = row
     return [rows[i] for i in sorted(rows)]
 
 

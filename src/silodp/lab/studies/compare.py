@@ -11,14 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from silodp.core.errors import BadInput
 from silodp.core.features.feature_map import feature_map
 from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
-from silodp.lab.studies.sweep import Arm, Store, as_tensor, best_settings, pending, run_arm, spread
+from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
 from silodp.server.algorithms import find
 from silodp.server.settings import sampling_by_name
 from silodp.silo.data.datasets import DATASETS, Split
@@ -29,7 +28,7 @@ ON_GPU = ("mnist", "cifar10")
 
 
 def carry_out(
-    studies: Mapping[Path, Study], *, data_dir: Path | None = None, quiet: bool = False, shard: tuple[int, int] = (1, 1), gpu: bool = True
+    studies: Mapping[Path, Study], *, data_dir: Path | None = None, tick: Tick = unseen, shard: tuple[int, int] = (1, 1), gpu: bool = True
 ) -> dict[Path, list[dict]]:
     """Runs what is missing of each folder's study, and returns the summary rows of those that are complete.
 
@@ -47,14 +46,8 @@ def carry_out(
     for folder, study in studies.items():
         tasks[_on_gpu(study, gpu)] += [(folder, study, *unit, data_dir, gpu) for unit in pending(stores[folder], study, shard)]
     total = sum(len(study.arms()) * study.trials for study in studies.values())
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), disable=quiet
-    ) as bar:
-        names = ", ".join(dict.fromkeys(study.dataset for study in studies.values()))
-        task = bar.add_task(f"{names}, {total} batches of runs", total=total, completed=total - sum(map(len, tasks.values())))
-        for folder, arm, trial, rows in spread(_unit, tasks[False], tasks[True]):
-            stores[folder].add(arm.key, trial, rows)
-            bar.advance(task)
+    for folder, arm, trial, rows in spread(_unit, tasks[False], tasks[True], tick=tick, before=total - sum(map(len, tasks.values()))):
+        stores[folder].add(arm.key, trial, rows)
     return {f: _close(f, s, store) for f, s in studies.items() if not pending(store := Store(f, shard), s)}  # others may have written
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from silodp.core.errors import BadInput
@@ -31,7 +30,7 @@ from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory.isrl import Constants, lower_bound, prescribe
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.simulation import simulate
-from silodp.lab.studies.sweep import spread
+from silodp.lab.studies.sweep import Tick, spread, unseen
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.plan import with_multipliers
 from silodp.silo.data.records import Records
@@ -246,7 +245,7 @@ def study() -> list[Line]:
     return [*lines, Line("Prox-SGD, PPL: sampling", "prox-sgd", "risk", "n", -1.0, many, (8000, 16000, 32000), 30, 1, sampling=True)]
 
 
-def measure(folder: Path, *, quiet: bool = False, lines: Sequence[Line] | None = None) -> list[dict]:
+def measure(folder: Path, *, tick: Tick = unseen, lines: Sequence[Line] | None = None) -> list[dict]:
     """A fit for each line; writes rates.json and, with a row for each point, rates.csv."""
     make_folder(folder)
     lines = study() if lines is None else lines
@@ -254,13 +253,8 @@ def measure(folder: Path, *, quiet: bool = False, lines: Sequence[Line] | None =
     tasks = list({(*line.key(size), draw): None for line in lines for size in line.sizes for draw in range(line.draws)})
     tasks.sort(key=_cost, reverse=True)
     values: dict[Key, list[Tensor]] = {}
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), disable=quiet
-    ) as bar:
-        task = bar.add_task("rates", total=len(tasks))
-        for key, runs in spread(point, tasks):
-            values.setdefault(key, []).append(runs)
-            bar.advance(task)
+    for key, runs in spread(point, tasks, tick=tick):
+        values.setdefault(key, []).append(runs)
     fits = [fit(line, [_mean(torch.cat(values[line.key(size)])) for size in line.sizes]) for line in lines]
     (folder / "rates.json").write_text(json.dumps(fits, indent=1) + "\n")
     with (folder / "rates.csv").open("w", newline="") as file:

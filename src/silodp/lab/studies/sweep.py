@@ -151,8 +151,27 @@ def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: fl
     return with_multipliers(dry, noisy, counts, [[Budget(math.inf, n**-2.0) for n in counts]] * len(points), participation)
 
 
-def spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = ()) -> Iterator[Result]:
-    """Results as they finish, from one single-threaded process for each core: batches of runs are independent, so cores need not wait
+Tick = Callable[[int, int], None]
+"""Is told how much is done, of how much in all."""
+
+
+def unseen(done: int, total: int) -> None:
+    """For whoever does not look on."""
+
+
+def spread(
+    work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = (), *, tick: Tick = unseen, before: int = 0
+) -> Iterator[Result]:
+    """Results as they finish, on all cores; `tick` is told of each once it is taken care of, `before` so many that were done already."""
+    total = before + len(tasks) + len(on_gpu)
+    tick(before, total)
+    for done, result in enumerate(_spread(work, tasks, on_gpu), before + 1):
+        yield result
+        tick(done, total)
+
+
+def _spread(work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple]) -> Iterator[Result]:
+    """From one single-threaded process for each core: batches of runs are independent, so cores need not wait
     for each other inside one. Tasks for a GPU have a few processes beside them, as many as keep it busy and it has room for.
     """
     cores = os.cpu_count() or 1

@@ -32,6 +32,7 @@ from silodp.host.listener import Server
 from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
+from silodp.host.schema import load_schema
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw, read_table
@@ -65,7 +66,7 @@ def find_schema(place: Place) -> Schema | None:
     """The schema that the policy names, if it does, with the very label and classes that the policy has."""
     if not place.schema:
         return None
-    schema = Schema.load(place.schema)
+    schema = load_schema(place.schema)
     if (place.label, place.classes) != (schema.label.name, schema.label.classes):
         raise BadInput(f"the policy's label and classes are not those of the schema {place.schema}; `silodp silo init` writes them")
     return schema

@@ -18,6 +18,7 @@ from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 from silodp.host.atomic import new_files
 from silodp.host.keys import key_text, public
+from silodp.host.schema import load_schema
 from silodp.host.site import COMMENTS as SITE_COMMENTS
 from silodp.host.site import DEFAULTS as SITE_DEFAULTS
 from silodp.host.tables import table_text
@@ -180,7 +181,7 @@ def _by(schema: Path | None) -> dict[str, Any]:
     """What the schema says in the policy's words."""
     if schema is None:
         return {}
-    label = Schema.load(schema).label
+    label = load_schema(schema).label
     return {"schema": str(schema.resolve()), "label": label.name, "classes": label.classes}
 
 

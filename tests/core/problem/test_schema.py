@@ -102,7 +102,7 @@ def test_tasks():
     count, ordinal = (Schema.of(changed("label", label)) for label in (COUNT, ORDINAL))
     assert (count.task, ordinal.task) == (Task("count", most=20.0), Task("ordinal", 3))
     assert count.hash != Schema.of(changed("label", COUNT | {"most": 21})).hash
-    assert all(Schema.parse(schema.text, "s").text == schema.text for schema in (ordinal,))
+    assert all(Schema.parse(schema.text, "s").text == schema.text for schema in (count, ordinal))
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,11 @@ _READ: WeakKeyDictionary[Problem, Node | None] = WeakKeyDictionary()
 
 
 def read(problem: Problem) -> Node | None:
-    """The model as a tree of known modules whose parameters are all used once; else None. Hooks are looked for anew each time."""
-    if not all(plain(module) for module in problem.model.modules()):
+    """The model as a tree of known modules whose parameters are all used once; else None. Hooks are looked for anew each time.
+
+    None for persons too: the clip is for what a person's rows make together, which the engines that know layers do not add up.
+    """
+    if problem.person or not all(plain(module) for module in problem.model.modules()):
         return None
     if problem not in _READ:
         _READ[problem] = _read(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from silodp.core.problem.problem import Problem
 from silodp.engine.task import Task, chunks, scales
@@ -17,7 +17,8 @@ class Records:
         return True
 
     def sum(self, task: Task) -> Tensor:
-        size, task = task.bytes(3 * task.problem.dim), task.laid_out()
+        rows = task.x.shape[2:].numel() if task.problem.person else 0
+        size, task = task.bytes(3 * (task.problem.dim + rows)), task.laid_out()
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, task.memory, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
@@ -41,7 +42,7 @@ def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor) -> 
     constants = problem.constants(points[0])
 
     def loss(w: Tensor, record: Tensor, target: Tensor) -> Tensor:
-        return problem.record_loss(functional_call(problem.model, problem.split(w) | constants, (record[None],))[0], target)
+        return problem.loss_of(w, constants, record, target)
 
     def gradients(w: Tensor) -> Tensor:
         records = vmap(grad(loss), (None, 0, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from silodp.core.privacy.accounting import Budget
@@ -17,7 +16,7 @@ def advised(
     order: Order, source: Source, loaded: Loaded, names: Sequence[str], counts: Sequence[int], budgets: Sequence[Budget], load: Load
 ) -> Advice:
     """The order with everything chosen that it leaves open, for silos that train on so many records."""
-    features, task = math.prod(loaded.records.x.shape[2:]), source.read_by or Task.plain(loaded.classes)
+    features, task = loaded.records.features, source.read_by or Task.plain(loaded.classes)
     if order.feature_map:
         features, task = feature_map(order.feature_map, load).width(features), source.read_by.task if source.read_by else task
     kinds = kinds_of(task, features, "number" if loaded.scale == "public" else "standard")

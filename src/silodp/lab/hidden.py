@@ -57,13 +57,22 @@ def kept_seed(path: Path, given: int | None, records: Records) -> int:
 
 def mark_of(records: Records) -> str:
     """For a folder that is shown: under a key that stays with this user, and another each time, so that no two marks tell of a change."""
+    salt = secrets.token_hex(16)
+    return json.dumps({"salt": salt, "records": _mark(_own_key() + salt, records)}) + "\n"
+
+
+def places_key(seed: int | None) -> str:
+    """What gives persons their places in a held-out split: this user's secret, or a seed that was given, with which all noise is known anyway."""
+    return f"places {_own_key() if seed is None else seed}"
+
+
+def _own_key() -> str:
     registry = Registry()
     path = registry.folder.parent / KEY
     with registry.locked():
         if not path.exists():
             atomic.write(path, secrets.token_hex(32))
-    salt = secrets.token_hex(16)
-    return json.dumps({"salt": salt, "records": _mark(path.read_text() + salt, records)}) + "\n"
+    return path.read_text()
 
 
 def check_mark(folder: Path, records: Records) -> None:

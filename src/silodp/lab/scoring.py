@@ -23,7 +23,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.sampling import FullBatch
 from silodp.host.extension import load
-from silodp.lab.hidden import check_mark
+from silodp.lab.hidden import check_mark, places_key
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, locked
 from silodp.lab.source import Source
@@ -71,9 +71,9 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
         raise BadInput(f"the data of the run in {folder} have other silos now; evaluate on the files that it was trained on")
     check_mark(folder, records)
     budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
-    _, held = split_records(records, source.held_out)
+    _, held = split_records(records, source.held_out, places_key(order.seed))
     held = mapped(held, order, source, load)
-    problem, w, mean, scale = _model(folder, order, source, math.prod(records.x.shape[2:]), held.x.shape[-1], classes)
+    problem, w, mean, scale = _model(folder, order, source, records.features, held.x.shape[-1], classes)
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(
@@ -99,10 +99,11 @@ def profile_data(order: Order, source: Source) -> dict:
     """A profile of the silos' own files or of a built-in set, within the order's budgets."""
     loaded = replace(source, scale="none").load(order.coins, holes=True)
     records, classes = loaded.records, loaded.classes
-    names = loaded.features or tuple(f"f{j}" for j in range(math.prod(records.x.shape[2:])))
+    names = loaded.features or tuple(f"f{j}" for j in range(records.features))
     labels = tuple(source.class_names(classes))
     budgets = _budgets(order, records)
     problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
+    problem.person = source.read_by.person if source.read_by else None
     fed, ledger = _connected(problem, records, budgets, order.seed, "profile")
     found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
     warn_of_delta(with_default_delta(order, records.names, records.counts))

@@ -118,7 +118,7 @@ class Source:
         if self.classes is not None or self.label != "label" or self.scale not in ("private", "none"):
             raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
         loaded = load_by_schema(self.silos, schema)
-        test = read_table(self.test, schema) if self.test else None
+        test = read_table(self.test, schema.by_row) if self.test else None
         held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
         return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
 

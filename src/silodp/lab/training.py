@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.extension import is_file
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Load, Words, build
+from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
 from silodp.core.problem.task import Task
@@ -32,7 +32,7 @@ from silodp.core.query import Query
 from silodp.host.extension import ran
 from silodp.host.model import facts
 from silodp.lab.advised import advised
-from silodp.lab.hidden import kept_seed, mark_of
+from silodp.lab.hidden import kept_seed, mark_of, places_key
 from silodp.lab.pinned import Code, pinned, refuse_imports
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
@@ -78,12 +78,12 @@ def train(
     budgets = budgets_of(order, records.names, records.counts, samplings)
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
-        mark, (records, _) = mark_of(records), split_records(records, source.held_out)
-    code, raw, advice = Code(), math.prod(records.x.shape[2:]), None
+        mark, (records, _) = mark_of(records), split_records(records, source.held_out, places_key(order.seed))
+    code, advice = Code(), None
     if open_order:
         told(advice := advised(order, source, loaded, records.names, records.counts, budgets, code.load))
         order = advice.order
-    problem = build(words_of(order, source, loaded.classes), raw, load=code.load)
+    problem = build(words_of(order, source, loaded.classes), records.features, load=code.load)
     files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
         refuse_imports(order.algorithm, *files.values())
@@ -97,7 +97,7 @@ def train(
         coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16) if order.seed is None else order.seed
         if mark and not (folder / "records.json").exists():
             (folder / "records.json").write_text(mark)
-        names = loaded.features or [f"x{j}" for j in range(raw)]
+        names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
         reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
         run = _Run(made, problem, records, folder, coin, seed=seed, source=source, reads=reads, record=record)
         own = code.of(**files) | ({"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {})
@@ -107,7 +107,7 @@ def train(
             x, y = loaded.test
             function = map_of(order, source, code.load)
             x = function.of(x.flatten(1)) if function else x.flatten(1)
-            run.score = lambda w: _score(problem, w, x, y, loaded.classes)
+            run.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
         tick(0, run.total)
         with _ending(folder):
@@ -141,11 +141,13 @@ def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
 
 
 def mapped(records: Records, order: Order, source: Source, load: Load) -> Records:
-    """The records as the model sees them, one row of features each."""
-    flat = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    """The records as the model sees them, one row of features each, or one for each row of a person."""
+    rows = records.y.dim()
+    flat = Records(records.x.flatten(rows), records.y, records.counts, records.names)
     if not (function := map_of(order, source, load)):
         return flat
-    return Records.of([(function.of(x[:n]), y[:n]) for x, y, n in zip(flat.x, flat.y, flat.counts, strict=True)], flat.names)
+    pairs = [(x[:n], y[:n]) for x, y, n in zip(flat.x, flat.y, flat.counts, strict=True)]
+    return Records.of([(function.of(x.flatten(0, rows - 2)).unflatten(0, y.shape), y) for x, y in pairs], flat.names)
 
 
 def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str,
         "rounds": made.order.rounds, "step": made.order.step, "clip": made.order.clip, "sampling": ", ".join(samplings),
         "model": Path(order.model or MODEL).name, "rule": made.plan.rule.name, "scale": loaded.scale, "output": made.order.output,
         "features": run.records.x.shape[-1], "classes": loaded.classes, "parameters": run.problem.dim,
-        "silos": silo_rows(run.records.names, run.records.counts, run.budgets),
+        "silos": silo_rows(run.records.names, run.records.counts, run.budgets), "unit": unit(run.problem.person),
         "definition": hashlib.sha256(run.problem.definition().encode()).hexdigest(),
     }  # fmt: skip
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_json, write_model
@@ -61,6 +62,7 @@ class Run:
         path = write_model(self.folder, self.problem, w, {"algorithm": order.algorithm} | about, tensors)
         self.summary = {
             "algorithm": order.algorithm, "parameters": self.problem.dim, "trust": order.trust, "said": AGAINST[order.trust],
+            "unit": unit(self.problem.person),
             "model": str(path),
         } | self._found(w)  # fmt: skip
         write_json(self.folder / self.result, self.summary)

@@ -63,10 +63,9 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
     else:
         model, loss = model_by_name(words.model, features, task, shape, schema.numbers if schema and not mapped else None)
     loss = loss_by_name(words.loss, load) if words.loss else loss
-    problem = Problem(
-        model, loss, prox_by_name(words.prox, load), schema=schema.hash if schema else "", features=mapped.source if mapped else "",
-        zero=words.model in ("linear", "logistic"),
-    )  # fmt: skip
+    about = {"schema": schema.hash if schema else "", "features": mapped.source if mapped else ""}
+    unit, zero = schema.person if schema else None, words.model in ("linear", "logistic")
+    problem = Problem(model, loss, prox_by_name(words.prox, load), **about, zero=zero, person=unit)
     if words.files:
         _try(words, problem, features, task)
     return problem
@@ -96,7 +95,7 @@ def loss_by_name(text: str, load: Load) -> Loss:
 
 def _try(words: Words, problem: Problem, features: int, task: Task) -> None:
     """One step of everything on zeros: what cannot be run is said before anybody waits for it."""
-    w = problem.initial([0])
+    problem, w = problem.by_row, problem.initial([0])
     y = torch.zeros(2, dtype=w.dtype if task.kind in ("regression", "count") else torch.long)
     named = ", ".join(words.files)
     try:

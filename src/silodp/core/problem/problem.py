@@ -21,6 +21,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from silodp.core.errors import BadInput
 from silodp.core.extension import source
 from silodp.core.problem.losses import WITH_PARAMETERS, Loss, slope_of
+from silodp.core.problem.person import Person, filled
 from silodp.core.problem.prox import Prox, Zero
 
 
@@ -30,22 +31,40 @@ class Problem:
     The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
     The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
     `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns, and `features` names
-    the function that made them of a record's raw ones, if there is one. `zero`: runs start at zero, as is best where the problem is convex.
+    the function that made them of a record's raw ones, if there is one. `zero`: runs start at zero, as is best where the problem is convex. With a `person` a record is a person: features (P, ...) and targets
+    (P,), the model and the loss see each row alone, and f0 is the mean or the sum over the person's rows.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, prox: Prox | None = None, *, schema: str = "", features: str = "", zero: bool = False
+        self,
+        model: nn.Module,
+        loss: Loss,
+        prox: Prox | None = None,
+        *,
+        schema: str = "",
+        features: str = "",
+        zero: bool = False,
+        person: Person | None = None,
     ) -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
         self.loss = loss
         self.slope = slope_of(loss)
         self.known_loss = self.slope is not None
-        self.schema, self.features, self.zero = schema, features, zero
+        self.schema, self.features, self.zero, self.person = schema, features, zero, person
         self.prox: Prox = Zero() if prox is None else prox
         self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
         self.sizes = [prod(shape) for shape in self.shapes.values()]
         self.dim = sum(self.sizes)
+
+    @property
+    def by_row(self) -> Problem:
+        """The same problem for rows by themselves: what a model predicts, it predicts for a row."""
+        if self.person is None:
+            return self
+        rows = copy.copy(self)
+        rows.person = None
+        return rows
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
         """(J, d): for each seed one random start, drawn by the layers' own reset_parameters; the global generator is left as it was.
@@ -81,7 +100,7 @@ class Problem:
         return {name: c.to(like.device, like.dtype if c.is_floating_point() else c.dtype) for name, c in fixed.items()}
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs (J, n, k) at each of the points w (J, d) for the records x (n, ...)."""
+        """The model's outputs (J, n, k) at each of the points w (J, d) for the records, or rows of persons, x (n, ...)."""
         constants = self.constants(w)
 
         def one(point: Tensor) -> Tensor:
@@ -91,14 +110,26 @@ class Problem:
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y (n, ...)."""
+        if self.person:
+            each = self.by_row.losses(w, x.flatten(0, 1), filled(y).flatten())
+            return self.person.loss(each.unflatten(1, y.shape), y)
         return vmap(self.record_losses, in_dims=(0, None))(self.outputs(w, x), y)
+
+    def loss_of(self, w: Tensor, constants: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """f0(w, x) of one record alone, for a point w (d,): the model sees each row as a batch of one, so that none can mix."""
+        parameters = self.split(w) | constants
+
+        def row(x: Tensor, y: Tensor) -> Tensor:
+            return self.record_loss(functional_call(self.model, parameters, (x[None],))[0], y)
+
+        return self.person.loss(vmap(row)(x, filled(y)), y) if self.person else row(x, y)
 
     def record_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss sees one record at a time."""
         return self.loss(output, target) if self.known_loss else vmap(self.record_loss)(output, target)
 
     def record_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of one record alone, from its output and target without a record axis."""
+        """The loss of one record, or row, alone, from its output and target without a record axis."""
         return self.loss(output[None], target[None]).sum()
 
     def definition(self) -> str:
@@ -107,6 +138,7 @@ class Problem:
         lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {_prox_name(self.prox)}", f"model {self.model!r}"]
         lines += [f"schema {self.schema}"] if self.schema else []
         lines += [f"features {self.features}"] if self.features else []
+        lines += [f"person {self.person.rows} rows {self.person.combine}"] if self.person else []
         lines += [f"mode {name or '.'} {'train' if m.training else 'eval'}" for name, m in self.model.named_modules()]
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
         lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]

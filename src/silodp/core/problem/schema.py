@@ -3,7 +3,10 @@
 Nothing in it may be read off the data: ranges, categories and classes come from what everybody knows. The features of a record, their
 number and their order are a function of the schema alone; `text` is its one spelling, and its hash is part of what a silo approves.
 
-    ignore = ["patient_id"]                       # columns that a silo's file may have besides; each silo's own business, not in the hash
+    ignore = ["notes"]                            # columns that a silo's file may have besides; each silo's own business, not in the hash
+    person = "patient_id"                         # optional: all rows with one value here are one person's, and protected together
+    rows_per_person = 8                           # public: so many rows of a person are used, the first in the file
+    combine = "mean"                              # of the losses of a person's rows; "sum" for survival in long form, a row for each period
 
     missing_codes = ["?", "-9"]                   # what stands for a missing value in some silo's file, in any column
 
@@ -31,6 +34,10 @@ number and their order are a function of the schema alone; `text` is its one spe
 
 Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize, and a folder for each class. Their order is
 that of the files' names, all different; rows of a file keep theirs, and must not be sorted by a value: a record's position decides its batch.
+
+Without `person`, a record is a row: what is promised is promised for each row, and less for somebody who has several. With it a record is a
+person (`person.py`). The column is no feature, and nothing in it ever leaves; that there is such a unit, what its column is called, the cap and
+how rows are combined are in the hash, for server and silos must mean the same people.
 """
 
 from __future__ import annotations
@@ -39,11 +46,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.person import COMBINE, MOST, ROWS, Person
 from silodp.core.problem.task import KINDS, Task
 
 TYPES = ("number", "category", "boolean")
@@ -120,13 +128,14 @@ class Label:
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns in their order, or images; the label; and the columns that a file may have besides."""
+    """Columns in their order, or images; the label; the columns that a file may have besides; and whose rows belong together, if it says so."""
 
     columns: tuple[Column, ...]
     images: Images | None
     label: Label
     ignore: tuple[str, ...] = ()
     missing_codes: tuple[str, ...] = field(default=(), kw_only=True)
+    person: Person | None = field(default=None, kw_only=True)
 
     @classmethod
     def parse(cls, text: str, source: str) -> Schema:
@@ -142,18 +151,18 @@ class Schema:
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the schema") -> Schema:
         """The schema in a table as the file has it."""
-        _known(source, table, ("ignore", "missing_codes", "columns", "images", "label"))
+        _known(source, table, ("ignore", "missing_codes", "person", "rows_per_person", "combine", "columns", "images", "label"))
         if ("columns" in table) == ("images" in table):
             raise BadInput(f"{source} must have either [columns.NAME] tables or one table [images]")
         images = _images(source, table["images"]) if "images" in table else None
         columns = () if images else _columns(source, table["columns"])
         codes = _texts(source, "missing_codes", table.get("missing_codes", []))
         label, ignore = _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
-        schema = cls(columns, images, label, ignore, missing_codes=codes)
-        names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore]
+        schema = cls(columns, images, label, ignore, missing_codes=codes, person=_person(source, table))
+        names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore, *schema.own]
         if twice := _repeated(names) or _repeated(schema.features):
             raise BadInput(
-                f"{source} names {twice!r} twice; a column is a feature, the label or ignored, and each feature has its own name"
+                f"{source} names {twice!r} twice; a column is a feature, the label, the person or ignored, and each feature has its own name"
             )
         return schema
 
@@ -167,6 +176,16 @@ class Schema:
         """The places of the features that are number columns."""
         names = {column.name for column in self.columns if column.type == "number"}
         return tuple(i for i, name in enumerate(self.features) if name in names)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The column that says whose a row is, if there is one."""
+        return (self.person.column,) if self.person else ()
+
+    @property
+    def by_row(self) -> Schema:
+        """The same for rows by themselves, whoever they are of: for a file on which a model is only tried."""
+        return replace(self, person=None, ignore=(*self.ignore, *self.own))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -187,12 +206,31 @@ class Schema:
         else:
             what = {"columns": {column.name: column.table() for column in self.columns}}
         codes = {"missing_codes": list(self.missing_codes)} if self.missing_codes else {}
-        return json.dumps(codes | what | {"label": self.label.table()})
+        unit = {"person": self.person.column, "rows_per_person": self.person.rows, "combine": self.person.combine} if self.person else {}
+        return json.dumps(codes | unit | what | {"label": self.label.table()})
 
     @property
     def hash(self) -> str:
         """SHA-256 of `text`: for Problem(schema=...)."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def _person(source: str, table: Mapping[str, Any]) -> Person | None:
+    if "person" not in table:
+        for name in ("rows_per_person", "combine"):
+            if name in table:
+                raise BadInput(f"{source}: {name} is {table[name]!r}, but no column says whose a row is; name one by person")
+        return None
+    if "images" in table:
+        raise BadInput(
+            f"{source}: person is {table['person']!r}, but images have no columns; leave it out, and keep one image of each person"
+        )
+    column, rows, combine = _text(source, "person", table["person"]), table.get("rows_per_person", ROWS), table.get("combine", "mean")
+    if type(rows) is not int or not 1 <= rows <= MOST:
+        raise BadInput(f"{source}: rows_per_person is {rows!r}; it must be an integer from 1 to {MOST}, known without a look at the data")
+    if combine not in COMBINE:
+        raise BadInput(f"{source}: combine is {combine!r}; it must be one of {', '.join(COMBINE)}")
+    return Person(column, rows, combine)
 
 
 def _columns(source: str, tables: Any) -> tuple[Column, ...]:

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
+from silodp.core.problem.person import averaged
 from silodp.core.problem.problem import Problem
 
 if TYPE_CHECKING:
     from silodp.core.mechanisms import Mechanism
 
 Rows = Callable[[Tensor, Tensor], Tensor]
-"""Vectors (m, d) of m records, each from that record alone: from its features (or another `view` of it) and its target."""
+"""Vectors (m, d) of m records, each from that record alone: from its features (or another `view` of it) and its target.
+
+What a statistic gives is of rows, one of which is a record; where a record is a person, `vectors` has the averages over a person's rows."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Statistic:
     def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
         """Of products (`gram.Gram`): the numbers that are multiplied, which a gate does in integers. None where `rows` are no products."""
         return None
+
+    def vectors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
+        """`rows` of what is protected, a row or a person: no statistic need know which, since an average stays within every bound of a row's."""
+        rows = self.rows(problem.by_row, run, dtype)
+        return averaged(rows) if rows and problem.person else rows
 
     def check(self, dim: int, runs: int) -> None:
         """Raises Refused for what no policy could allow: points of another shape or not finite, senseless fields."""

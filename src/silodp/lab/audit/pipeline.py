@@ -171,7 +171,7 @@ class Silo:
             samplings=self.samplings, clip=(1e-6, 1e6), minimum_noise_multiplier=1e-9, minimum_batch=1, maximum_local_steps=10,
             queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(public(self._key),),
         )  # fmt: skip
-        identity = Identity.of(records.x[0].numpy(), records.y[0].numpy())
+        identity = Identity.of(*records.known_by)
         DurableLedger.create(
             self.path, rule=self.rule, budget=self.budget, records=records.counts[0], identity=identity, registry=self.registry
         )

@@ -7,7 +7,7 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
     So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
     A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
-    and of the cells at most one is not 0, and that is 1 / gamma. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
+    and the cells are >= 0 and sum to 1 / gamma at most. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
     and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
     Of products (`statistics.gram`) the factors are verified as a vector is, by a bound from C, d and gamma alone, and multiplied in integers
     (`multiplied`): two such vectors differ by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
@@ -20,6 +20,12 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
  5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
     the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
     divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
+ 6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in what they hold, in where in the file
+    they stand, and in who it is. Every person has the same P places, so no shape follows its rows. Which list number a loader gives to the
+    others may well follow from that person's rows, so each has its place by a permutation of the list that is drawn uniformly at random,
+    once for these records, kept in the ledger and never told. Whatever lists a loader makes of D and D', under such a permutation each has
+    the law of the other with the one person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off between
+    two laws that holds given the places holds for their mixture over the places too.
 Gradients of models of known layers are summed by exact products of whole chunks (`products`), for which 1 to 4 hold as well: its docstring has the
 proof. There S with record j is within C / gamma of S without it, and that is all that 3 and amplification use.
 Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
@@ -40,11 +46,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.privacy.binomial import MAX_TRIALS
+from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
@@ -60,6 +67,8 @@ from silodp.silo.data.records import Records
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+PLACES = "places of persons", 0
+"""The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of this name."""
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
 MOST_IN_PRODUCTS = 2**22
@@ -83,11 +92,20 @@ class Exact:
             raise BadInput(
                 f"the lattice has room for 2^26 parameters and 2^31 records, but there are {problem.dim} and {records.counts[0]}"
             )
+        records.check_unit(problem.person)
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
-        self._x, self._y = records.x[0, : self._n].cpu(), records.y[0, : self._n].cpu()
-        self._absent, self._held = records.absent[0, : self._n].cpu(), held_out(self._n, held_out_share)
-        self.features, self._threads = math.prod(self._x.shape[1:]), torch.get_num_threads()
-        self._products = Products.of(problem, self._x.shape[1:]) if self._n <= MOST_IN_PRODUCTS else None
+        at = torch.from_numpy(self._places()) if problem.person else slice(None)
+        self._x, self._y, self._absent = (part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent))
+        self._held, self._rows = held_out(self._n, held_out_share), problem.person.rows if problem.person else 1
+        self.features, self._threads = math.prod(self._x.shape[1:]) // self._rows, torch.get_num_threads()
+        known = self._n <= MOST_IN_PRODUCTS and problem.person is None
+        self._products = Products.of(problem, self._x.shape[1:]) if known else None
+
+    def _places(self) -> np.ndarray:
+        try:
+            return self._permutation(*PLACES)
+        except Refused:
+            raise BadInput("the ledger has no places for these persons; restore it, or show it the records first") from None
 
     def verify(self) -> None:
         """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
@@ -105,9 +123,12 @@ class Exact:
                     rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
                     verify(rows, like, self._products.sizes(self._n), dim, alive=points[0] is ordinary)
             score = Score(ordinary, 2, 1.0)
-            verify(score.rows(self.problem, 0), like, sizes, score.shape[-1])
+            verify(self._rows_of(score), like, sizes, score.shape[-1])
             gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
-            verify(gram.factors(self.problem, 0), like, sizes, gram.size)
+            if self.problem.person:
+                verify(self._rows_of(gram), like, sizes, gram.shape[-1])
+            else:
+                verify(gram.factors(self.problem, 0), like, sizes, gram.size)
 
     def check(self, query: Query) -> None:
         """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
@@ -146,7 +167,7 @@ class Exact:
         return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1]))
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.rows(self.problem, 0, torch.float64) or self._gradients(list(statistic.points))
+        return statistic.vectors(self.problem, 0, torch.float64) or self._gradients(list(statistic.points))
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Any) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
@@ -205,11 +226,15 @@ class Exact:
             case Poisson(rate):
                 return np.flatnonzero(lattice.Keystream().coins(self._n, rate))
             case DisjointBatches(batches=batches, index=index, partition=name):
-                order, size = np.ascontiguousarray(self._partition(name, batches)), self._n // batches
-                if not np.array_equal(np.sort(order), np.arange(self._n)):
-                    raise Refused("ledger")
-                return order[index * size : (index + 1) * size]
+                size = self._n // batches
+                return self._permutation(name, batches)[index * size : (index + 1) * size]
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
+
+    def _permutation(self, name: str, batches: int) -> np.ndarray:
+        order = np.ascontiguousarray(self._partition(name, batches))
+        if not np.array_equal(np.sort(order), np.arange(self._n)):
+            raise Refused("ledger")
+        return order
 
     def _sum(
         self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int, numbers: int | None = None,
@@ -219,6 +244,8 @@ class Exact:
 
         def whole(x: Tensor, y: Tensor) -> Tensor:
             if multiply:
+                if self.problem.person:
+                    return multiplied(rows(x.flatten(0, 1), filled(y).flatten()), clip, gamma, present(y))
                 return multiplied(rows(x, y), clip, gamma)
             return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
 
@@ -232,8 +259,11 @@ class Exact:
         return total.numpy()
 
     def _slots(self, dim: int) -> list[slice]:
-        """The chunks in which all records are computed. What a score makes on its way, features and layers, is longer than the score itself."""
-        return slots(self._n, max(dim, self.problem.dim, self.features))
+        """The chunks in which all records are computed. What a score makes on its way, features and layers, is longer than the score itself.
+
+        Of a person all this is made for each of its places, whether it has a row there or not.
+        """
+        return slots(self._n, self._rows * max(dim, self.problem.dim, self.features))
 
     def _mask(self, chosen: np.ndarray) -> np.ndarray:
         drawn = np.zeros(self._n, bool)
@@ -255,8 +285,7 @@ class Gradients:
         return each[0] if len(each) == 1 else each[0] - each[1]
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        output = functional_call(self.problem.model, self.problem.split(w) | self._constants, (x[None],))
-        return self.problem.record_loss(output[0], y)
+        return self.problem.loss_of(w, self._constants, x, y)
 
 
 # --- the lattice ----------------------------------------------------------------------------------------------------------------------

@@ -46,34 +46,45 @@ def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
 
 
 def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
-    """Rows of `numbers` numbers in [0, 1] and cells, at most one of them 1, as int64 multiples of gamma: those verified to be such.
+    """Rows of `numbers` numbers in [0, 1] and cells >= 0 that sum to 1 at most, as int64 multiples of gamma: those verified to be such.
 
-    gamma is a power of two below 1, so that 1 / gamma is an integer; a row of any other form becomes zero, which is of this form.
+    A row of a file has one cell that is 1; a person's average shares the 1 among the cells of its rows. Any two such rows differ by at most
+    sqrt(2) over the cells: the distance is convex, so that it is largest between corners, which are 0 and single cells of 1.
+    gamma is a power of two below 1, so that 1 / gamma is an integer; cells are rounded down, or their sum could be rounded up. A row of any
+    other form becomes zero, which is of this form.
     """
     top = int(1 / gamma)
-    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1).round().long()
+    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1)
+    whole = torch.cat([whole[:, :numbers].round(), whole[:, numbers:].floor()], 1).long()
     values, cells = whole[:, :numbers], whole[:, numbers:]
-    sound = ((values >= 0) & (values <= top)).all(1) & ((cells == 0) | (cells == top)).all(1) & ((cells != 0).sum(1) <= 1)
+    sound = ((values >= 0) & (values <= top)).all(1) & (cells >= 0).all(1) & (cells.sum(1) <= top)
     return whole.masked_fill_(~sound[:, None], 0)
 
 
-def multiplied(factors: Tensor, clip: float, gamma: float) -> Tensor:
+def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None = None) -> Tensor:
     """The products of rows of factors z (m, p) of any floats, as int64 multiples of gamma (m, d) of which no two are more than 2 C / gamma apart.
 
     k is z in steps of `fine`, with sum(k^2) <= K^2 verified in integers (`quantised`). With a = DIAGONAL, c = CROSS, q = gamma / fine^2, a power of
     two, a row is round(a k_i^2 / (a q)) and round(c k_i k_j / (a q)) for i < j, in integers. Before rounding two rows are at most
     sqrt(2) K^2 / q apart in norm (`statistics.gram.Gram` has the proof, which asks c^2 <= 2 a^2), and rounding adds at most sqrt(d): K is the
     largest integer with 2 K^4 <= (q (floor(2 C / gamma) - ceil(sqrt(d))))^2. With C / gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62.
+
+    Where a record is a person, z are its rows, (m P, p), and `real` (m, P) says which are there: the average of their products, rounded once more,
+    so that rounding adds 2 sqrt(d) in all. Averages are at most as far apart: A and A' of matrices k k' have <A, A'> >= 0 and norms up to K^2.
     """
     i, j = pairs(factors.shape[1])
     exponent = math.frexp(gamma)[1] - 1
     q = 2 ** (24 + exponent % 2)
     fine = math.ldexp(1.0, (exponent - q.bit_length() + 1) // 2)
-    apart = int(Fraction(2 * clip / gamma)) - (math.isqrt(len(i) - 1) + 1)
+    apart = int(Fraction(2 * clip / gamma)) - (1 if real is None else 2) * (math.isqrt(len(i) - 1) + 1)
     most = math.isqrt(math.isqrt(q * q * apart * apart // 2))
     k = quantised(factors, fine * most, fine)
     doubled = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS) * k[:, i] * k[:, j]
-    return (doubled + DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
+    whole = (doubled + DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
+    if real is None:
+        return whole
+    total, rows = whole.unflatten(0, real.shape).where(real[..., None], 0).sum(1), real.sum(1, keepdim=True).clamp(min=1)
+    return (2 * total + rows).div_(2 * rows, rounding_mode="floor")
 
 
 def _squares(rows: Tensor) -> Tensor:

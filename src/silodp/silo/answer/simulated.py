@@ -40,9 +40,10 @@ class Simulated:
     label = "simulation: seeded pseudo-random float noise"
 
     def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
+        records.check_unit(problem.person)
         self.problem, self.records = problem, records
         self.memory = memory or (torch.cuda.get_device_properties(records.x.device).total_memory // 8 if records.x.is_cuda else 2**28)
-        self.features = math.prod(records.x.shape[2:])
+        self.features = math.prod(records.x.shape[3 if problem.person else 2 :])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
         self._generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds]
@@ -61,13 +62,13 @@ class Simulated:
 
     def _means(self, statistic: Statistic, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
-        if statistic.rows(self.problem, 0) is None:
+        if statistic.vectors(self.problem, 0) is None:
             w, *reference = statistic.points
             return self._mean(w, reference[0] if reference else None, mechanism, silos)
         sums = torch.zeros(statistic.shape[0], len(silos), statistic.shape[-1], dtype=torch.float64)
         chunk = max(1, min(_CHUNK, 2**24 // statistic.shape[-1]))
         for run in range(len(sums)):
-            rows = statistic.rows(self.problem, run)
+            rows = statistic.vectors(self.problem, run)
             assert rows is not None
             for at, silo in enumerate(silos):
                 n = self.records.counts[silo]

@@ -114,6 +114,7 @@ def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Ten
     """Normal features and targets 0, 1, 0, 1 ...; or features among which are NaN, infinities and the ends of the floats, and one absurd target."""
     rng = np.random.default_rng([size, hostile])
     numbers, y = rng.normal(size=(size, *like[0].shape[1:])), torch.arange(size) % 2
+    y = y.view(-1, *(1,) * (like[1].dim() - 1)).repeat(1, *like[1].shape[1:])  # of a person: one for each of its rows
     if hostile:
         numbers = np.where(rng.random(numbers.shape) < 0.5, numbers, rng.choice([np.nan, np.inf, 3e38, 1e-40, 0.0, -3e38], numbers.shape))
         y[-1] = 2**20

@@ -16,6 +16,7 @@ import pandas as pd
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Column, Schema
 from silodp.silo.data.files import as_text, header, listed, number, read_cells
+from silodp.silo.data.persons import grouped, whose
 from silodp.silo.data.tables import blanked, check_columns, coded, label_of, read_table
 
 CODES = (
@@ -86,19 +87,26 @@ def check(path: Path, schema: Schema) -> list[Finding]:
     found = [finding for finding in said if finding]
     if not any(finding.stops for finding in found):
         rows = np.nan_to_num(np.column_stack([coded(path, column, cells[column.name]) for column in columns]), nan=-1e30)
+        people = len(grouped(cells[schema.person.column], schema.person).ids) if schema.person else None
         found += records_said(
-            rows, label_of(path, schema, cells), [column.name for column in columns], schema.label.classes, _copies(cells)
+            rows, label_of(path, schema, cells), [column.name for column in columns], schema.label.classes, people, copies=_copies(cells)
         )
+        found += [Finding(False, sentence) for sentence in whose(cells, schema)]
     return sorted(found, key=lambda finding: not finding.stops)
 
 
-def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: Sequence[str], copies: int | None = None) -> list[Finding]:
-    """What an operator should know of records that can be read: few, copies, constant or numbering columns, classes that are not there, an order."""
+def records_said(
+    x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: Sequence[str], persons: int | None = None, copies: int | None = None
+) -> list[Finding]:
+    """What an operator should know of records that can be read: few, copies, constant or numbering columns, classes that are not there, an order.
+
+    x and y are of rows; where the rows are those of so many `persons`, copies and the rows' order do no harm.
+    """
     n, said = len(y), []
-    if n < 100:
-        said.append(f"There are {n} records only: noise for such a budget will drown most of what they say.")
+    if (few := n if persons is None else persons) < 100:
+        said.append(f"There are {few} records only: noise for such a budget will drown most of what they say.")
     copies = n - len(np.unique(np.column_stack([x, y]), axis=0)) if copies is None else copies
-    if copies:
+    if copies and persons is None:
         said.append(f"{copies} records are copies of others: a person with several records is protected less; use one row per person.")
     spread = x.max(0) - x.min(0)
     if same := [columns[int(j)] for j in np.flatnonzero(spread == 0)[:5]]:
@@ -113,7 +121,7 @@ def records_said(x: np.ndarray, y: np.ndarray, columns: Sequence[str], classes: 
         )
     elif empty:
         said.append(f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} {', '.join(empty)}.")
-    elif classes and n > 20 and (np.diff(y.astype(float)) >= 0).all():
+    elif persons is None and classes and n > 20 and (np.diff(y.astype(float)) >= 0).all():
         said.append(
             "The rows are sorted by the label: a record's position decides its batch, and must follow from no value; bring them in another order."
         )

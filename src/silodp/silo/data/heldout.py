@@ -3,10 +3,15 @@
 The position must not follow from values either: rows sorted by a value, such as the label, move others along when one of them changes. Keep
 rows in the order in which they came, or by a record number; images are in the order of their files' names.
 
+Persons are ordered by their first rows, where one person's rows decide others' positions; so a split of persons is by secret places, which a
+key gives them (a gate has them from its ledger, `answer.exact`).
+
 No price is lowered for the split: what the two parts are asked is charged to one ledger and added up, as if each held all records.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 import numpy as np
 import torch
@@ -25,16 +30,21 @@ def held_out(n: int, share: float) -> np.ndarray:
     return mask
 
 
-def split_records(records: Records, share: float) -> tuple[Records, Records]:
-    """(training part, held-out part) of every silo, with at least one record in each."""
+def split_records(records: Records, share: float, key: str = "") -> tuple[Records, Records]:
+    """(training part, held-out part) of every silo, with at least one record in each; of persons by places that the secret key gives them."""
     parts: tuple[list, list] = [], []
     for i, (n, name) in enumerate(zip(records.counts, records.names, strict=True)):
-        mask = torch.from_numpy(held_out(n, share))
+        mask = torch.from_numpy(held_out(n, share)[_places(n, f"{key} {name}")] if records.y.dim() > 2 else held_out(n, share))
         if not 0 < int(mask.sum()) < n:
             raise BadInput(f"a held-out share of {share:g} leaves silo {name} with {int(mask.sum())} held-out records of {n}; use another")
         for part, keep in zip(parts, (~mask, mask), strict=True):
             part.append((records.x[i, :n][keep], records.y[i, :n][keep], records.absent[i, :n][keep]))
     return tuple(_padded(part, records) for part in parts)  # type: ignore[return-value]
+
+
+def _places(n: int, key: str) -> np.ndarray:
+    """A uniformly random permutation of range(n), to whoever does not know the key."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")).permutation(n)
 
 
 def _padded(part: list, like: Records) -> Records:

@@ -3,6 +3,7 @@
 Holds records: nothing here may be sent, logged or put into an exception; `repr` shows the public counts and names only.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +14,15 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.person import Person
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record iff k < n_i, and n_i <= n_max."""
+    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record iff k < n_i, and n_i <= n_max.
+
+    Where a record is a person (`core.problem.person`), it has P rows of features and P targets.
+    """
 
     x: Tensor = field(repr=False)  # (N, n_max, *features), float32; padding rows are zero
     y: Tensor = field(repr=False)  # (N, n_max): int64 classes or float32 targets; padding is zero
@@ -39,7 +44,7 @@ class Records:
         pairs = [(_array(x, "features", name), _array(y, "labels", name)) for (x, y), name in zip(silos, names, strict=True)]
         shape = pairs[0][0].shape[1:]
         for (x, y), name in zip(pairs, names, strict=True):
-            if x.ndim < 2 or y.ndim != 1:
+            if y.ndim not in (1, 2) or x.ndim <= y.ndim or x.shape[1 : y.ndim] != y.shape[1:]:
                 raise BadInput(f"silo {name!r} needs features of shape (n, ...) and labels of shape (n,), but has {x.shape} and {y.shape}.")
             if len(x) != len(y):
                 raise BadInput(f"silo {name!r} has {len(x)} rows of features but {len(y)} labels; it needs one label for each row.")
@@ -52,7 +57,7 @@ class Records:
         counts = tuple(len(y) for _, y in pairs)
         targets = any(y.dtype.kind == "f" for _, y in pairs)
         padded_x = np.zeros((len(pairs), max(counts), *shape), np.float32)
-        padded_y = np.zeros((len(pairs), max(counts)), np.float32 if targets else np.int64)
+        padded_y = np.zeros((len(pairs), max(counts), *pairs[0][1].shape[1:]), np.float32 if targets else np.int64)
         with np.errstate(over="ignore"):  # too large for float32 becomes inf, which the gate treats like any other bad record
             for i, (x, y) in enumerate(pairs):
                 padded_x[i, : counts[i]] = x
@@ -70,6 +75,13 @@ class Records:
         """(N, n_max, *features) bool: True where a value is missing."""
         return torch.isnan(self.x) if self.missing is None else self.missing
 
+    @property
+    def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None]:
+        """What a ledger recognises the first silo's records by, where there is no file that says more."""
+        n = self.counts[0]
+        x, y = self.x[0, :n].cpu().numpy(), self.y[0, :n].cpu().numpy()
+        return (x, y, b"", None) if y.ndim == 1 else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n)
+
     def select(self, silos: Sequence[int]) -> "Records":
         """The silos with these indices, in this order; n_max stays, so that masks and weights made for all silos still fit."""
         if len(silos) == 0:
@@ -86,6 +98,18 @@ class Records:
         """The same records on `device`."""
         missing = None if self.missing is None else self.missing.to(device)
         return Records(self.x.to(device), self.y.to(device), self.counts, self.names, missing)
+
+    @property
+    def features(self) -> int:
+        """Of a record or, where that is a person, of each of its rows."""
+        return math.prod(self.x.shape[self.y.dim() :])
+
+    def check_unit(self, person: Person | None) -> None:
+        """BadInput unless the records are persons of so many rows, where persons are to be protected."""
+        if person and not (self.y.shape[2:] == (person.rows,) and self.x.shape[1:3] == self.y.shape[1:] and self.x.dim() > 3):
+            raise BadInput(
+                f"the problem is about persons with {person.rows} rows each, but the records are others; load them by its schema"
+            )
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -20,6 +20,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.schema import OTHER, Column, Schema
 from silodp.silo.data.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
 from silodp.silo.data.images import read_images
+from silodp.silo.data.persons import grouped
 from silodp.silo.ledger.columns import exactly
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
@@ -27,20 +28,28 @@ GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or 
 
 
 def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
-    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1]."""
+    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1];
+    (n_i, P, features) where a record is a person."""
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
     tables = [read_table(path, schema) for path in paths]
     return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
 
 
+Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None]
+"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and who the persons are where records are persons."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by."""
+    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by.
+
+    Where the schema names a person, x is (n, P, features) and y (n, P), for n persons (`core.problem.person`).
+    """
 
     x: np.ndarray  # (n, features) float32, within [-1, 1]
     y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or numbers scaled to [-1, 1]
-    raw: tuple[np.ndarray, np.ndarray, bytes]
+    raw: Known
     missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
 
 
@@ -48,7 +57,7 @@ def read_table(path: Path, schema: Schema) -> Table:
     """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
-        return Table(x, y, (prints, y, exactly([x])))
+        return Table(x, y, (prints, y, exactly([x]), None))
     return table_of(path, read_cells(path), schema)
 
 
@@ -60,7 +69,11 @@ def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> 
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
     each = [_features(path, column, cells[column.name]) for column in schema.columns]
     x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    return Table(x.astype(np.float32), label_of(path, schema, cells), raw(raw_cells), missing)
+    x, y, known = x.astype(np.float32), label_of(path, schema, cells), raw(raw_cells)
+    if schema.person is None:
+        return Table(x, y, known, missing)
+    people = grouped(cells[schema.person.column], schema.person)
+    return Table(people.x(x), people.y(y), (*known[:3], people.ids), people.x(missing))
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -88,14 +101,14 @@ def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
     return np.where(gone, "", column.astype(object)) if gone.any() else column
 
 
-def raw(cells: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, bytes]:
+def raw(cells: dict[str, np.ndarray]) -> Known:
     """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again.
 
-    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one number.
+    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one number. Of persons nothing is known yet.
     """
     columns = [cells[name] for name in sorted(cells)]
     first, *rest = map(_as_numbers, columns)
-    return np.column_stack(rest), first, exactly(columns)
+    return np.column_stack(rest), first, exactly(columns), None
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
@@ -123,7 +136,7 @@ def _hashed(text: str) -> float:
 
 
 def check_columns(path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
-    wanted = [*(column.name for column in schema.columns), *(schema.label.columns if labelled else ())]
+    wanted = [*(column.name for column in schema.columns), *((*schema.label.columns, *schema.own) if labelled else ())]
     lacks = [name for name in wanted if name not in cells]
     besides = [name for name in cells if name not in wanted and name not in schema.ignore]
     if lacks:

@@ -8,6 +8,9 @@ as many, `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average: 
 person in both adds 1. Had the people been dealt to the two at random, its variance given t = a + b would be t (t - 1) / 2. So a public value that
 everybody has, such as an age, proves nothing, and many values that occur just as often in both, or rare ones that occur in both, prove a lot.
 
+Where a record is a person, there is a profile of who they are (PERSON): whoever's id is in both is in both, whatever his rows hold. How many rows
+he has is not kept.
+
 The rule takes people to be drawn independently. Record numbers are not, and are left out; nor are ranks or designed experiments, which may be
 taken for the same.
 """
@@ -28,7 +31,7 @@ LEVELS, GROUPS = 3, 8  # for each k up to LEVELS, GROUPS groups that each coarse
 COARSE = 8  # a column is coarse if one value has at least one COARSEth of the rows
 TELLING = 16  # a profile with fewer different values is not worth keeping
 SURE = 4.5  # standard deviations by which matches must exceed those of people dealt at random
-SINGLE, PAIR, CORE, GROUP = range(4)
+SINGLE, PAIR, CORE, GROUP, PERSON = range(5)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HEAD = struct.Struct(">BBI")
 
@@ -57,9 +60,11 @@ class Profile:
         return self.marks[stays], self.counts[stays].astype(float)
 
     def share(self, other: Profile) -> float:
-        """About which share of the smaller one's people is in both, for keyed profiles; 0 if that may be chance."""
+        """About which share of the smaller one's people is in both, for keyed profiles; 0 if that may be chance. One id is one person, by no chance."""
         level = max(self.level, other.level)
         (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
+        if self.kind == other.kind == PERSON:
+            return len(np.intersect1d(mine, theirs)) / max(1, min(len(mine), len(theirs)))
         fewest = SURE**2  # no value adds more than 1 to the excess, nor one in both less than 1 to its variance
         if self.kind != other.kind or min(len(mine), len(theirs)) <= fewest:
             return 0.0
@@ -137,6 +142,13 @@ def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
     different = {tuple(inside): group for group, inside in enumerate(members) if len(inside) > 1}
     wanted += [(GROUP, groups[group]) for group in different.values()]
     return [profile for kind, values in wanted if (profile := _profile(kind, values))]
+
+
+def persons_of(ids: Iterable[str]) -> Profile:
+    """The unkeyed profile of persons, whose ids are in one spelling; whoever has none is known by nothing."""
+    found = {hashlib.sha256(one.encode()).digest()[:8] for one in ids if one}
+    codes = np.unique(np.frombuffer(b"".join(found), "<u8").astype(np.uint64))
+    return _thin(Profile(PERSON, 0, codes, np.ones(len(codes), np.uint32)), _zeros(codes))
 
 
 def _profile(kind: int, values: np.ndarray) -> Profile | None:

@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ class DurableLedger:
                 f"nothing could ever be asked: the {rule.name} rule leaves no room in epsilon {budget.epsilon:g}, delta {budget.delta:g}"
             )
         with known.locked(), contextlib.ExitStack() as undo:
-            known.refuse_known(identity)
+            known.refuse_known(identity, file.path)
             for taken in (file.path, place, *(Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm"))):
                 if os.path.lexists(taken):
                     raise BadInput(f"{taken} exists already; a ledger is never made over another file")
@@ -163,14 +163,16 @@ class DurableLedger:
         known, self._generation = self.recognise(x, y, exact, registry=registry)
         return known
 
-    def recognise(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> tuple[float, int]:
+    def recognise(
+        self, x: object, y: object, exact: bytes = b"", persons: Sequence[str] | None = None, *, registry: Path | None = None
+    ) -> tuple[float, int]:
         """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
 
         To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever has
         records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
         happened, and the new n, is public: the count of entries is in each release.
         """
-        file, identity, known = self._file, Identity.of(x, y, exact), Registry(registry)
+        file, identity, known = self._file, Identity.of(x, y, exact, persons), Registry(registry)
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 name, sketch = file.tally.settings.ledger, file.sketch(connection)
@@ -178,7 +180,13 @@ class DurableLedger:
                 likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
                 if not likeness.same:
                     raise BadInput(f"these records are not the data set of the ledger {self.path}: it knows {likeness.known:.0%} of them")
-                known.refuse_known(identity, but=name)
+                if sketch.by_person != identity.by_person and (sketch.by_person or file.tally.total > 0):
+                    made, now = ("persons", "rows") if sketch.by_person else ("rows", "persons")
+                    raise BadInput(
+                        f"the ledger {self.path} keeps a budget of {made}, but the schema now protects {now}: what was spent was promised to others; "
+                        f"keep the schema's person as it was when the ledger was made"
+                    )
+                known.refuse_known(identity, self.path, but=name)
                 generation = file.tally.generation
                 if layout != file.tally.layout:
                     sketch = sketch.merged(identity.sketch(sketch.key))

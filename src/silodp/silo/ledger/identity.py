@@ -10,6 +10,10 @@ Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat
 throughout, images that were packed anew with loss, fewer people in rows that all changed, and few coarse columns (an age and a sex, say) once the
 rows have grown several times over or half were replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the same.
 
+Where records are persons, they are recognised by who they are as well: each has a mark of its own, the HMAC of its id under the same key. New rows
+of known persons are then known persons, though no row was ever there before. The silos of one federation that was started on one machine are
+told apart by its operator: there an id is not taken for the same person in two silos, since many hospitals count from 1.
+
 The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
 """
 
@@ -22,8 +26,8 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.host import atomic
-from silodp.silo.ledger.columns import CORE, Profile, by_chance, comparable, exactly, merged, profiles_of, unpacked
+from silodp.silo.ledger.columns import CORE, PERSON, Profile, by_chance, comparable, exactly, merged, persons_of, profiles_of, unpacked
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
@@ -54,10 +58,11 @@ class Identity:
     layout: bytes
 
     @classmethod
-    def of(cls, x: Any, y: Any, exact: bytes = b"") -> Identity:
+    def of(cls, x: Any, y: Any, exact: bytes = b"", persons: Sequence[str] | None = None) -> Identity:
         """The identity of records x (n, ...) with labels y (n,), recognised by values as `comparable` has them.
 
-        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do.
+        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do. Where records are
+        persons, x and y have their rows, and `persons` an id for each person, "" for one who has none.
         """
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
@@ -67,7 +72,14 @@ class Identity:
         for start in range(0, len(x), step):
             table = comparable(np.column_stack([flat[start : start + step], y[start : start + step]]))
             rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
-        return cls(len(rows), rows, profiles_of([*flat.T, y]), exactly([x, y]) + exact)
+        profiles, layout = profiles_of([*flat.T, y]), exactly([x, y]) + exact
+        if persons is None:
+            return cls(len(rows), rows, profiles, layout)
+        return cls(len(persons), rows, [persons_of(persons), *profiles], layout + exactly([np.array(persons)]))
+
+    @property
+    def by_person(self) -> bool:
+        return any(profile.kind == PERSON for profile in self.profiles)
 
     def sketch(self, key: bytes) -> Sketch:
         rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
@@ -85,6 +97,10 @@ class Sketch:
     key: bytes
     rows: bytes
     profiles: bytes
+
+    @property
+    def by_person(self) -> bool:
+        return any(profile.kind == PERSON for profile in unpacked(self.profiles))
 
     def digest(self) -> str:
         return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.profiles).hex()
@@ -104,7 +120,8 @@ class Sketch:
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            columns=max((one.share(other) for other in new for one in known), default=0.0),
+            columns=max((one.share(other) for other in new for one in known if one.kind != PERSON), default=0.0),
+            persons=max((one.share(other) for other in new for one in known if one.kind == other.kind == PERSON), default=0.0),
             chance=max((by_chance(one, other) for other in new for one in known if one.kind == other.kind == CORE), default=0.0),
         )
 
@@ -117,12 +134,15 @@ class Likeness:
     records: float  # share of the smaller one's records that are in both
     columns: float  # about the share of the smaller one's people that some of the columns show in both
     chance: float  # about the share of records that other people of the same kind would have in common with the larger one
+    persons: float = 0.0  # share of the smaller one's persons whose ids are in both
 
     @property
     def same(self) -> bool:
-        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or self.columns >= SAME
+        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or max(self.columns, self.persons) >= SAME
 
     def words(self) -> str:
+        if self.persons > max(self.records, self.columns):
+            return f"{self.persons:.0%} of its persons, by their ids,"
         return (
             f"{self.records:.0%} of its records"
             if self.records >= self.columns
@@ -150,6 +170,12 @@ class Registered:
     ledger: str
     path: Path
     sketch: Sketch
+
+
+def _federated(one: Path, other: Path) -> bool:
+    """Whether both are ledgers of silos in one federation's folder, FOLDER/silos/NAME, which `silodp federation up` made."""
+    silos = one.resolve().parent.parent
+    return silos.name == "silos" and silos == other.resolve().parent.parent and (silos.parent / "asker.key").exists()
 
 
 class Registry:
@@ -213,10 +239,13 @@ class Registry:
             if entry.ledger == ledger and entry.path.exists() and not (entry.path == path or entry.path.samefile(path)):
                 raise BadInput(f"{path} is a copy of the ledger {entry.path}; use that one, since neither sees what the other spends")
 
-    def refuse_known(self, identity: Identity, *, but: str = "") -> None:
-        """BadInput if these records belong to a ledger already, other than the one named `but`."""
+    def refuse_known(self, identity: Identity, path: Path, *, but: str = "") -> None:
+        """BadInput if these records, whose ledger is at `path`, belong to a ledger already, other than the one named `but`."""
         for entry in self:
-            if entry.ledger != but and (likeness := entry.sketch.compare(identity)).same:
+            likeness = entry.sketch.compare(identity)
+            if _federated(path, entry.path):
+                likeness = replace(likeness, persons=0.0)
+            if entry.ledger != but and likeness.same:
                 gone = "" if entry.path.exists() else ", which is missing and must be restored"
                 raise BadInput(
                     f"this data set has {likeness.words()} in common with the one whose ledger is {entry.path}{gone}; that budget is the one that "

@@ -21,6 +21,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import parse
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Words, build
+from silodp.core.problem.person import present
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
@@ -35,7 +36,7 @@ from silodp.host.ownership import entrust, group_of, reachable
 from silodp.host.schema import load_schema
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import raw, read_table
+from silodp.silo.data.tables import Known, raw, read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.service.door import Door, FrameNote
@@ -49,16 +50,25 @@ from silodp.silo.service.policy import Place, Policy, Shuffling
 class SiloData:
     """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest that a ledger recognises them by."""
 
-    x: np.ndarray  # (n, features)
+    x: np.ndarray  # (n, features), or (n, P, features) for persons
     y: np.ndarray
     features: tuple[str, ...]
-    known_by: tuple[np.ndarray, np.ndarray, bytes]
+    known_by: Known
     missing: np.ndarray | None = None  # as x: where the schema had a value filled in
 
+    @property
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Features and targets of the rows that are used, each by itself: for what an operator is told of his own file."""
+        if self.y.ndim == 1:
+            return self.x, self.y
+        there = present(torch.from_numpy(self.y)).numpy()
+        return self.x[there], self.y[there]
+
     def records(self, mapped: FeatureMap | None = None) -> Records:
-        """As the model sees them: a map's features are computed here, once, and stay in this process."""
+        """As the model sees them: a map's features, of each row, are computed here, once, and stay in this process."""
         if mapped:
-            return Records.of([(mapped.of(torch.from_numpy(self.x).float()), self.y)])
+            x, y = torch.from_numpy(self.x).float(), torch.from_numpy(self.y)
+            return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
         return replace(Records.of([(self.x, self.y)]), missing=None if self.missing is None else torch.from_numpy(self.missing)[None])
 
 
@@ -169,7 +179,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
         schema = find_schema(place)
         own = read_records(place, schema)
-        problem, key, ledger = approved_problem(place, own.x.shape[1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        problem, key, ledger = approved_problem(place, own.x.shape[-1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
         for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
             if reachable(file, group_of(place.socket_group)):

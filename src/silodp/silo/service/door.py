@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
@@ -37,6 +36,7 @@ from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.query import Release
 from silodp.silo.answer.exact import MAX_EDGES, Exact
 from silodp.silo.data.records import Records
+from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import finish, known, take
@@ -77,15 +77,15 @@ class Door:
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
-        known_by: tuple[np.ndarray, np.ndarray, bytes] | None = None,
+        known_by: Known | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
         this machine computes each record by itself (`Exact.verify`).
 
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
         name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
-        `known_by` are the features and labels that the ledger recognises the records by, and an exact digest of them all, where those are
-        not the records' own: what a file holds stays the same under another schema.
+        `known_by` are the features and labels that the ledger recognises the records by, an exact digest of them all, and who the persons
+        are, where those are not the records' own: what a file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
             raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
@@ -94,8 +94,7 @@ class Door:
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        own = records.x[0, : self._n].numpy(), records.y[0, : self._n].numpy(), b""
-        _, self._generation = ledger.recognise(*(known_by or own), registry=registry)
+        _, self._generation = ledger.recognise(*(known_by or records.known_by), registry=registry)
         self._exact = Exact(problem, records, partition=partial(ledger.partition, generation=self._generation), held_out_share=held_out)
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock

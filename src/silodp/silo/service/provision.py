@@ -119,6 +119,7 @@ def provision(
 
     from silodp.core.privacy.accounting import Budget
     from silodp.silo.data.heldout import held_out
+    from silodp.silo.data.persons import said_of
     from silodp.silo.ledger.durable import DurableLedger, Identity
     from silodp.silo.ledger.view import rule_by_name
     from silodp.silo.service.daemon import approved_problem, file_hash, find_schema, read_records
@@ -137,21 +138,25 @@ def provision(
     place = replace(place, **{f"{what}_sha256": file_hash(path) for what, (path, _) in place.code.items()})
     read_by = find_schema(place)
     own_data = read_records(place, read_by)
-    x, y, features = own_data.x, own_data.y, own_data.features
+    (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)
     problem = approved_problem(place, x.shape[1], read_by)
-    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, n) ** 2)
     kept = rule_by_name(rule, [], budget)
-    aside = int(held_out(len(y), place.held_out).sum())
-    limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), len(y), rule)
+    aside = int(held_out(n, place.held_out).sum())
+    limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), n, rule)
     limits["statistics"] += ("Score",) if aside else ()
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
-        name=name, key=public(key), records=len(y), epsilon=budget.epsilon, delta=budget.delta, rule=rule,
+        name=name, key=public(key), records=n, epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, feature_map=feature_map,
-        policy=str(folder / "policy.toml"), findings=(*findings(x, y, features, place), *(clipped(x, read_by) if read_by else ())),
+        policy=str(folder / "policy.toml"),
+        findings=(
+            *said_of(Path(place.data), read_by),
+            *findings(x, y, features, place, n if read_by and read_by.person else None), *(clipped(x, read_by) if read_by else ()),
+        ),
         pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
     files = {
@@ -161,7 +166,7 @@ def provision(
     }
     with new_files(folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})):
         DurableLedger.create(
-            folder / place.ledger, rule=kept, budget=budget, records=len(y), identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
+            folder / place.ledger, rule=kept, budget=budget, records=n, identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
         )  # fmt: skip
     return made
 
@@ -202,12 +207,12 @@ def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[s
     return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
 
 
-def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place) -> list[str]:
+def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place, persons: int | None = None) -> list[str]:
     """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
     from silodp.host.ownership import changeable, exposed, group_of
     from silodp.silo.data.check import records_said
 
-    said = [finding.sentence for finding in records_said(x, y, features, place.classes)]
+    said = [finding.sentence for finding in records_said(x, y, features, place.classes, persons)]
     spread = x.max(0) - x.min(0)
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():

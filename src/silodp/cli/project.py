@@ -17,6 +17,7 @@ from silodp.cli.options import MANY, ORDER
 from silodp.cli.questions import ask_schema, ask_silos, schema_text
 from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
+from silodp.core.problem.person import BY_ROW
 from silodp.core.problem.schema import TYPES
 from silodp.host.atomic import new_files
 
@@ -59,6 +60,14 @@ DRAFT = """\
 # that no budget pays for. Ask what the column can hold, not what it does hold.
 {source}
 ignore = [{ignore}]                # columns that a file may have besides, and that are not used
+{person}"""
+PERSON = """\
+person = {column}                  # all rows with one value here are one person's: people are protected, and not rows
+rows_per_person = 8                # public: so many rows of a person are used, the first in the file
+combine = "mean"                   # of the losses of a person's rows; "sum" for survival in long form, a row for each period
+"""
+NOBODY = """\
+# person = "patient_id"            # the column that says whose a row is, if anybody has several: without it rows are protected, not people
 """
 COLUMN = {
     "": """\
@@ -217,7 +226,8 @@ def init(
         ),
     ] = None,
     types: Annotated[
-        list[str] | None, typer.Option("--type", help="COLUMN=number, category, boolean or ignore, from what is known; may be repeated.")
+        list[str] | None,
+        typer.Option("--type", help="COLUMN=number, category, boolean, person or ignore, from what is known; may be repeated."),
     ] = None,
     columns: Annotated[str, typer.Option(help="More columns of the file, such as age,sex, whose types are filled in later.")] = "",
     label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
@@ -280,6 +290,8 @@ def init(
     if left_out:
         say(f"Columns of {source} that were not named, and are not in the draft: {left_out}. Add them by --type or --columns, or by hand.")
     say(f"Wrote {', '.join(sorted(files))} in {folder}.")
+    if "person" not in dict(map(_typed, types or ())).values():
+        say(BY_ROW)
     if demo:
         return say(f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}")
     if template or asks:
@@ -297,10 +309,13 @@ def init(
 
 def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     """A schema.toml with these columns, to be filled in; it holds names and what the user said, and no value of any record."""
-    ignored = [name for name in names if types.get(name) == "ignore"]
+    ignored, people = ([name for name in names if types.get(name) == kind] for kind in ("ignore", "person"))
+    if len(people) > 1:
+        raise BadInput(f"--type names {people[0]!r} and {people[1]!r} as the person; one column says whose a row is")
+    person = PERSON.format(column=json.dumps(people[0], ensure_ascii=False)) if people else NOBODY
     said = "# The names below were given by hand, and are in one file's header; nothing of that file was copied.\n"
-    lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)))]
-    for name in [name for name in names if name not in ignored and name != label] or ["NAME"]:
+    lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)), person=person)]
+    for name in [name for name in names if name not in (*ignored, *people, label)] or ["NAME"]:
         kind = types.get(name, "")
         first = f'type = "{kind}"' if kind else f'type = "{FILL_IN}"                   # number, category or boolean; then, for'
         lines.append(f"[columns.{json.dumps(name, ensure_ascii=False)}]\n{first}\n{COLUMN[kind]}")
@@ -331,8 +346,9 @@ def _names(source: Path | None, known: list[str], *, asks: bool = False) -> tupl
 
 def _typed(word: str) -> tuple[str, str]:
     name, _, kind = word.rpartition("=")
-    if not name or kind not in (*TYPES, "ignore"):
-        raise BadInput(f"--type is {word!r}; it must be COLUMN={', COLUMN='.join((*TYPES, 'ignore'))}")
+    kinds = (*TYPES, "person", "ignore")
+    if not name or kind not in kinds:
+        raise BadInput(f"--type is {word!r}; it must be COLUMN={', COLUMN='.join(kinds)}")
     return name, kind
 
 

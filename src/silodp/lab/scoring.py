@@ -115,7 +115,8 @@ def survival_data(order: Order, source: Source) -> dict:
     label = survival_label(source.read_by.label if source.read_by else None)
     records = source.load(order.coins).records
     budgets = _budgets(order, records)
-    problem = build(Words("linear", Task.plain(0)), math.prod(records.x.shape[2:]), load=load)
+    problem = build(Words("linear", Task.plain(0)), records.features, load=load)
+    problem.person = source.read_by.person if source.read_by else None
     fed, ledger = _connected(problem, records, budgets, order.seed, "survival")
     found = survival(fed, gaussian_for("survival", budgets), label, records.counts)
     warn_of_delta(with_default_delta(order, records.names, records.counts))

@@ -70,7 +70,7 @@ def lead(run: Run) -> str:
         covered = "in this training run"
         beside = " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
     early = "" if run.state == "finished" else f" {EARLY}"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its records{_to_whom(run)}.{beside} {run.said}{early}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{_to_whom(run)}.{beside} {run.said}{early}"
 
 
 def _to_whom(run: Run) -> str:
@@ -119,6 +119,7 @@ def what(run: Run) -> Markup:
         settings = {k: about[k] for k, algorithms in TAKEN.items() if run.algorithm in algorithms and k in about}
     pairs = [
         ("Data", about.get("data") or about.get("dataset") or ("the silos' own files" if run.kind == "train" else "at the silos")),
+        ("What is protected", run.unit),
         ("Features", shape),
         ("Classes", about.get("classes") or ("a number" if about.get("classes") == 0 else None)),
         ("Model", about.get("model")),

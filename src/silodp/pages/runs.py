@@ -23,6 +23,8 @@ from typing import Any
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.problem.person import BY_ROW, unit
+from silodp.core.problem.schema import Schema
 
 OURS = ("config.json", "run.json", "spent.json")
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
@@ -104,6 +106,15 @@ class Run:
     @property
     def rule(self) -> str:
         return str(self.about.get("rule", "gdp"))
+
+    @property
+    def unit(self) -> str:
+        """One sentence: whether rows are protected or people."""
+        return str(self.about.get("unit") or BY_ROW)
+
+    @property
+    def of_persons(self) -> bool:
+        return self.unit != BY_ROW
 
     @property
     def gaussian(self) -> bool:
@@ -230,6 +241,8 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"],
     }  # fmt: skip
+    if schema := cards[0].get("schema"):
+        about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
     return Run(
         folder,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from silodp.core.problem.person import BY_ROW
 from silodp.pages.runs import Run
 
 ALWAYS = (
     "The number of each silo's records is public, and so are the names of silos, features and classes.",
-    "A person with several records is protected as so many records: the guarantee weakens with their number.",
     "What can be learnt about people in general: a model that predicts well predicts also for those who gave no data.",
     "The model's quality: a silo or a server that wants a bad model gets one, and nothing here tells.",
     "A silo's own operator, and whatever else runs on its machine, see its records.",
@@ -30,11 +30,18 @@ COMPARED = (
 )
 
 
+PEOPLE = (
+    "A person with records in several silos pays in each, and moves a total over them once for each: the guarantee is for what one silo says.",
+    "Rows without an id count as people of their own, and so do people who are spelled in two ways.",
+)
+ROWS = (f"{BY_ROW} With k rows the guarantee is that of k records together.",)
+
+
 def sentences(run: Run) -> list[str]:
     """What the reader must not take for protected, the particular first."""
     said: list[str] = []
     if run.kind == "compare":
-        return [*COMPARED, *SIMULATED[:2], *ALWAYS]
+        return [*COMPARED, *SIMULATED[:2], *ROWS, *ALWAYS]
     if run.about.get("seed") is not None and run.kind == "train":
         said.append(f"The seed was fixed ({run.about['seed']}): whoever knows it knows the noise, and then nothing is protected.")
     if run.summary.get("note"):
@@ -44,4 +51,4 @@ def sentences(run: Run) -> list[str]:
             said.append(f"The {words} was measured on raw test records: a research figure, not private.")
     if run.about.get("user_level"):
         said.append("Budgets were given for a whole silo's data; this page shows what that means for one record.")
-    return [*said, *(DEPLOYED if run.kind == "federation" else SIMULATED), *ALWAYS]
+    return [*said, *(DEPLOYED if run.kind == "federation" else SIMULATED), *(PEOPLE if run.of_persons else ROWS), *ALWAYS]

@@ -89,7 +89,7 @@ def _show(summary: dict) -> None:
     columns = "silo|epsilon>|delta>|spent>" + "|against the shuffler>" * totals
     show(table(columns, rows, title=f"{summary['algorithm']}: {summary['parameters']} parameters"))
     say(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
-    out.print(summary["unit"])
+    say(summary["unit"])
     if summary["trust"] != "isrl":
         say(f"Here {summary['said']}.")
     score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}

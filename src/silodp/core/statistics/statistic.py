@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
+from silodp.core.numbers import Number
 from silodp.core.problem.person import averaged
 from silodp.core.problem.problem import Problem
 
@@ -128,7 +129,7 @@ class Rowed(Statistic):
     view = "given"
 
     @property
-    def norm(self) -> float:
+    def norm(self) -> Number:
         """The smallest clip that may be asked for: 2 norm is what one replaced record can move a sum by."""
         raise NotImplementedError
 

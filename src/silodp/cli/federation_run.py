@@ -158,7 +158,7 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
             f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
             f"{f'; {missed}' if missed else ''}."
         )
-    out.print(summary["unit"])
+    say(summary["unit"])
     if summary["trust"] != "isrl":
         say(f"Here {summary['said']}.")
     ended = summary["ended"]

@@ -62,7 +62,7 @@ def plan(
         return dump(answer | ({"advice": advice.words()} if advice else {}))
     if advice:
         say_advice(advice)
-    out.print("Epsilon is for each record: a row, or a person where the schema names one; rows by themselves do not protect people.")
+    say("Epsilon is for each record: a row, or a person where the schema names one; rows by themselves do not protect people.")
     if trust == "shuffle":
         _show_shuffle(answer, algorithm)
         if len(set(every)) > 1:

@@ -24,7 +24,9 @@ EXPECTED: dict[str, str] = {}
 
 @pytest.mark.parametrize("kind", [silodp.Classifier, silodp.Regressor])
 def test_scikit_learn_finds_nothing_to_complain_of(kind):
-    found = check_estimator(kind(epsilon=1000, delta=1e-5, random_state=0), expected_failed_checks=EXPECTED, on_skip=None)
+    found = check_estimator(
+        kind(epsilon=1000, delta=1e-5, algorithm="mb-sgd", random_state=0), expected_failed_checks=EXPECTED, on_skip=None
+    )
     assert {check["status"] for check in found} <= {"passed", "skipped"}
     assert [check["check_name"] for check in found if check["status"] == "skipped"] in ([], ["check_array_api_input"])
 
@@ -55,7 +57,7 @@ def test_a_list_of_frames_is_a_list_of_silos_each_with_its_own_spend():
 def test_rows_with_a_silo_each_are_the_same_training_as_frames():
     whole = pd.concat(clinics(), ignore_index=True)
     silo = np.repeat(["silo-0", "silo-1", "silo-2"], 300)
-    settings = {"epsilon": 2, "random_state": 1, "target": ["no", "yes"]}
+    settings = {"epsilon": 2, "algorithm": "mb-sgd", "random_state": 1, "target": ["no", "yes"]}
     one = silodp.Classifier(**settings, label="sick").fit(clinics())
     other = silodp.Classifier(**settings).fit(whole[["a", "b"]], whole["sick"], silo=silo)
     assert np.array_equal(one.predict_proba(whole[["a", "b"]]), other.predict_proba(whole[["a", "b"]]))
@@ -67,11 +69,26 @@ def test_it_is_the_very_model_that_the_command_trains(silodp, tmp_path):
     for k, frame in enumerate(clinics()):
         frame.to_csv(tmp_path / f"silo-{k}.csv", index=False)
     words = [word for k in range(3) for word in ("--silo", f"silo-{k}.csv")]
-    order = ("--label", "sick", "--classes", "no,yes", "--model", "logistic", "--epsilon", 2, "--rounds", 6, "--seed", 5)
+    order = (
+        "--label",
+        "sick",
+        "--classes",
+        "no,yes",
+        "--model",
+        "logistic",
+        "--epsilon",
+        2,
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        6,
+        "--seed",
+        5,
+    )
     code, _, err = silodp("train", *words, *order, "--out", "run", "--json")
     assert code == 0, err
     read = [pd.read_csv(tmp_path / f"silo-{k}.csv") for k in range(3)]
-    made = package.Classifier(epsilon=2, rounds=6, label="sick", random_state=5).fit(read)
+    made = package.Classifier(epsilon=2, algorithm="mb-sgd", rounds=6, label="sick", random_state=5).fit(read)
     for one, other in zip(
         open_model(tmp_path / "run").reading.state_dict().values(), made.trained_.model.reading.state_dict().values(), strict=True
     ):
@@ -81,14 +98,18 @@ def test_it_is_the_very_model_that_the_command_trains(silodp, tmp_path):
 def test_it_can_be_cloned_put_into_a_pipeline_and_cross_validated():
     whole = pd.concat(clinics(), ignore_index=True)
     made = make_pipeline(
-        FunctionTransformer(lambda x: x / 10), silodp.Classifier(2, ranges=[(0, 1), (0, 1)], rounds=5, step=2, random_state=0)
+        FunctionTransformer(lambda x: x / 10),
+        silodp.Classifier(2, ranges=[(0, 1), (0, 1)], algorithm="mb-sgd", rounds=5, step=2, random_state=0),
     )
     scores = cross_val_score(clone(made), whole[["a", "b"]].to_numpy(), whole["sick"], cv=2)
     assert scores.min() > 0.8
 
 
 def test_without_ranges_scaling_is_learnt_within_the_budget():
-    fitted = [silodp.Classifier(2, label="sick", ranges=ranges, rounds=5, random_state=0).fit(clinics()) for ranges in (None, RANGES)]
+    fitted = [
+        silodp.Classifier(2, label="sick", ranges=ranges, algorithm="mb-sgd", rounds=5, random_state=0).fit(clinics())
+        for ranges in (None, RANGES)
+    ]
     learnt, public = (set(json.dumps(made.trained_.model.reading.mean.tolist()).strip("[]").split(", ")) for made in fitted)
     assert public == {"0.0"}
     assert "0.0" not in learnt
@@ -145,5 +166,5 @@ def test_a_spend_that_is_not_the_orders_would_be_seen(monkeypatch):
     """The estimator's budget is what reaches the Order: were it lost on the way, the spend would be the default's."""
     true = memory.order_of
     monkeypatch.setattr(memory, "order_of", lambda settings: true({name: value for name, value in settings.items() if name != "epsilon"}))
-    made = silodp.Classifier(0.5, label="sick", rounds=5, random_state=0).fit(clinics())
+    made = silodp.Classifier(0.5, label="sick", algorithm="mb-sgd", rounds=5, random_state=0).fit(clinics())
     assert {round(epsilon, 6) for epsilon, _ in made.spent_.values()} == {3.0}

@@ -24,6 +24,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan
+from silodp.lab.audit.persons import attack_persons
 from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
@@ -60,10 +61,13 @@ COINS = "its price pays for rounding and for the tails of binomial noise, and co
 VIEWS = {
     "deployed": "deployed gate",
     "shuffle": "totals of a shuffle",
+    "persons": "a person of 20 rows",
+    "persons of changing rows": "a person of 1 row or 20",
     "deployed shuffle": "totals of deployed silos",
     "deployed counts": "one silo's counts at the shuffler",
 }
 """What is attacked, by the name of the gate; the simulated gate needs none."""
+PERSONS = ("persons", "persons of changing rows")
 SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
 
 
@@ -80,6 +84,7 @@ def cases(
     rows += [(Case("mb-sgd", e, {"rounds": 16}, Poisson(0.25), gap=SECRET), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 4}, WithoutReplacement(0.25), gap=RENYI), "simulated") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 4}), g) for g in PERSONS for e in epsilons]
     rows += [(Case(a, e, SETTINGS[a], gap=COINS), "shuffle") for a in SHUFFLED for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in ("deployed shuffle", "deployed counts") for e in epsilons]
     return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
@@ -97,7 +102,7 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True
-    if gate in ("simulated", "deployed") and not case.batches.sampled:
+    if gate in ("simulated", "deployed", *PERSONS) and not case.batches.sampled:
         lower, surely = (epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM))
         alarm = surely > case.epsilon
     else:  # the claim is not one of Gaussian differential privacy
@@ -124,6 +129,10 @@ def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np
     match gate:
         case "deployed":
             return attack_deployed(case, runs)
+        case "persons":
+            return attack_persons(case, runs, seed=seed)
+        case "persons of changing rows":
+            return attack_persons(case, runs, first=1, seed=seed)
         case "shuffle":
             return attack_shuffled(case, runs, seed=seed)
         case "deployed shuffle":

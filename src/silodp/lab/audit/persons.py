@@ -1,0 +1,48 @@
+"""Persons as canaries: one with 20 rows that all pull the same way, and one whose number of rows changes; and the same file by rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from silodp.core.problem.person import Person, present
+from silodp.core.problem.problem import Problem
+from silodp.lab.audit.canary import OUTPUTS, RECORDS, STEEP, tilted
+from silodp.lab.audit.pipeline import SOUND, Pipeline
+from silodp.lab.audit.transcript import Case, Stage, played
+from silodp.silo.data.records import Records
+
+ROWS = 20
+
+
+def person_problem() -> Problem:
+    return Problem(nn.Linear(1, OUTPUTS), tilted, person=Person("person", ROWS))
+
+
+def neighbours(first: int = ROWS) -> tuple[Records, Records]:
+    """Two silos that differ in person 0: `first` rows that pull one way, or ROWS that pull the other. The others have a row each."""
+    worlds = []
+    for sign, rows in ((-1.0, first), (1.0, ROWS)):
+        y = torch.full((1, RECORDS, ROWS), math.nan)
+        y[0, :, 0] = torch.linspace(-0.4, 0.5, RECORDS)
+        y[0, 0, :rows] = sign * STEEP
+        worlds.append(Records(torch.ones(1, RECORDS, ROWS, 1), y, (RECORDS,), ("silo",)))
+    return worlds[0], worlds[1]
+
+
+def attack_persons(case: Case, runs: int, *, first: int = ROWS, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """Scores as of `transcript.attack`, where a person is exchanged."""
+    worlds = neighbours(first)
+    return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, person_problem()), runs, seed)
+
+
+def attack_rows(case: Case, runs: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The same people, in a file that is trained on row by row: what a person is promised by nobody."""
+    worlds = []
+    for world in neighbours():
+        there = present(world.y)
+        worlds.append(Records(world.x[there][None], world.y[there][None], (int(there.sum()),), world.names))
+    return played(Stage(case, case.plan(worlds[0].counts, SOUND), (worlds[0], worlds[1]), SOUND), runs, seed)

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, say
+from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or its model.safetensors.", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of --algorithm one-shot.", show_default=False)]
 Code = Annotated[str | None, typer.Option("--model", help="Your copy of FILE.py:FUNCTION, where the model was made by one.")]
 Map = Annotated[str | None, typer.Option("--feature-map", help="Your copy of FILE.py:NAME, where there was a feature map.")]
 
@@ -49,22 +50,22 @@ def predict(
     from silodp.silo.predict import predict as predicted
 
     opened = open_model(trained, {"model": model, "feature_map": feature_map})
-    table, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
+    rows_of, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
     used = default_threshold(opened.schema) if threshold is None else threshold
     if out_file:
         try:
             with out_file.open("x", encoding="utf-8", newline="") as target:
-                table.to_csv(target, index=False, float_format="%.7g")
+                rows_of.to_csv(target, index=False, float_format="%.7g")
         except OSError as error:
             raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
     if as_json:
-        rows = {} if out_file else {"rows": table.to_dict("records")}
-        return dump({"count": len(table), "threshold": used, "notes": notes, "out": str(out_file) if out_file else None} | rows)
+        rows = {} if out_file else {"rows": rows_of.to_dict("records")}
+        return dump({"count": len(rows_of), "threshold": used, "notes": notes, "out": str(out_file) if out_file else None} | rows)
     if out_file:
         decided = "" if used is None else f"; {opened.schema.label.classes[1]} is predicted from a risk of {used:.4g} on"
-        say(f"Wrote {len(table)} predictions to {out_file}{decided}.")
+        say(f"Wrote {len(rows_of)} predictions to {out_file}{decided}.")
     else:
-        print(table.to_csv(index=False, float_format="%.7g"), end="", flush=True)
+        print(rows_of.to_csv(index=False, float_format="%.7g"), end="", flush=True)
     for note in notes:
         print(f"silodp: {note}", file=sys.stderr)
 
@@ -120,3 +121,25 @@ def card(
     if as_json:
         return dump({"privacy": facts(found), "out": str(out_file) if out_file else None, "card": text})
     say(f"Wrote {out_file}.") if out_file else print(text, end="")
+
+
+def estimate(run: Run, as_json: Json = False) -> None:
+    """The coefficients of a linear regression, with intervals and p-values that include the privacy noise. It costs nothing: the run has paid.
+
+    Each is the change of what is predicted, in its own unit, with one unit of the column (or with yes instead of no). What repeated sampling and noise around the
+    estimate cover is measured, and an interval is called 95 % only where that is so and no record was scaled down.
+
+    Example: `silodp estimate runs/train`
+    """
+    from silodp.host.model import open_model
+    from silodp.server.estimates.regression import estimated, sentence
+
+    found = estimated(run, open_model(run, {}))
+    if as_json:
+        return dump(found)
+    rows = (
+        (row["name"], *(f"{row[name]:.4g}" for name in ("estimate", "error", "noise", "low", "high", "p_value")), f"{row['coverage']:.1%}")
+        for row in found["coefficients"]
+    )
+    show(table("column|estimate>|std. error>|of it noise>|low>|high>|p>|coverage>", rows, title=found["title"]))
+    say(sentence(found))

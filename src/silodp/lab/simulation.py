@@ -16,7 +16,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query, Release
 from silodp.core.sampling import Sampling
 from silodp.core.weights import Weights
-from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.federation import Channel, Everyone, Federation, Measured
 from silodp.server.plan import Plan
 from silodp.server.shuffled import ShuffledFederation
 from silodp.silo.answer.simulated import Simulated
@@ -104,10 +104,10 @@ class Curated(Federation):
     def mean(self, query: Query) -> Tensor:
         return self._channel.ask(query, self._participation.draw()).value[:, 0]
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+    def measure(self, query: Query) -> Measured:
         asked = self._participation.draw()
         everybody = Weights("equal", (sum(self._weights.trained[i] for i in asked),))
-        return self._channel.ask(query, asked).value[:, 0], query.mechanism.deviation([0], everybody)
+        return Measured(self._channel.ask(query, asked).value[:, 0], *query.mechanism.deviation([0], everybody))
 
 
 def asked_by(mechanism: Mechanism) -> dict[str, object]:

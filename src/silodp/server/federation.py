@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,15 @@ class Answered(Protocol):
     def value(self) -> Tensor: ...
     @property
     def silos(self) -> tuple[int, ...]: ...
+
+
+class Measured(NamedTuple):
+    """A mean (J, d), the standard deviation (J, 1) of the noise in each of its coordinates, and how many records it is as good as (J, 1): all
+    that were asked about where these count alike."""
+
+    mean: Tensor
+    noise: Tensor
+    records: Tensor
 
 
 class Channel(Protocol):
@@ -41,7 +50,7 @@ class Port(Protocol):
     """What an algorithm may do."""
 
     def mean(self, query: Query) -> Tensor: ...
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]: ...
+    def measure(self, query: Query) -> Measured: ...
     def each(self) -> Mapping[int, Port]: ...
     def cohort(self) -> Port: ...
 
@@ -137,11 +146,11 @@ class Federation:
         answers = self._ask(query)
         return query.mechanism.combine(answers.value, answers.silos, self._weights)
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
-        """The same, and the standard deviation of the noise in each of its coordinates, (J, 1): public, as prices and weights are."""
+    def measure(self, query: Query) -> Measured:
+        """The same, and what is known of its error: public, as prices and weights are."""
         answers, mechanism = self._ask(query), query.mechanism
         mean = mechanism.combine(answers.value, answers.silos, self._weights)
-        return mean, mechanism.deviation(answers.silos, self._weights)
+        return Measured(mean, *mechanism.deviation(answers.silos, self._weights))
 
     def _ask(self, query: Query) -> Answered:
         asked = self._participation.draw()

@@ -15,6 +15,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
+from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_json, write_model
 from silodp.server.output import output
@@ -38,7 +39,8 @@ class Run:
         """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
         start, kept = self.problem.initial([self._coin]), list[Tensor]()
         try:
-            for w in self.made.run(self._federation(), self.problem, start, **self.made.mechanisms):
+            fed = Keeping(self._federation())
+            for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
                 kept = [w] if self.made.order.output == "last" else [*kept, w]
@@ -54,6 +56,7 @@ class Run:
             self._close()
         if not kept:
             raise BadInput(f"the run ended before its first iterate: {self.ended}{self._without_model()}")
+        fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
 
     def _write(self, w: Tensor) -> None:

@@ -31,7 +31,7 @@ from silodp.core.privacy.accounting import (
 from silodp.core.problem.losses import squared_error
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
-from silodp.server.federation import Everyone, Fixed
+from silodp.server.federation import Everyone, Fixed, Measured
 
 Run = Callable[..., Iterator[Tensor]]
 
@@ -55,8 +55,8 @@ class DryRun:
         self._log.append(Asked(query.mechanism.kind, query.event(), self._participation.draw()))
         return torch.zeros(query.statistic.shape)
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
-        return self.mean(query), torch.ones(1, 1)
+    def measure(self, query: Query) -> Measured:
+        return Measured(self.mean(query), torch.ones(1, 1), torch.ones(1, 1))
 
     def everyone(self) -> DryRun:
         """All silos, whoever takes part in training rounds."""

@@ -23,7 +23,7 @@ from silodp.core.theory import isrl as theory
 from silodp.core.weights import Weights
 from silodp.server.algorithms import Algorithm, find
 from silodp.server.estimates.scaling import learn_scaling
-from silodp.server.federation import Everyone
+from silodp.server.federation import Everyone, Measured
 from silodp.server.order import Order, budgets_of, least_of_all, targets
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, Run, calibrate, with_multipliers
@@ -162,9 +162,9 @@ class _Together:
         self._fed, self._why, self._totals = fed, why, totals
 
     def mean(self, query: Query) -> Tensor:
-        return self.measure(query)[0]
+        return self.measure(query).mean
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+    def measure(self, query: Query) -> Measured:
         if self._totals and not query.statistic.in_totals:
             raise BadInput(
                 f"a shuffler adds up clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd"

@@ -17,7 +17,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.server.algorithms import Algorithm, find
-from silodp.server.federation import Everyone, Federation, Port
+from silodp.server.federation import Everyone, Federation, Measured, Port
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
 from silodp.silo.answer.simulated import Simulated
@@ -150,7 +150,7 @@ class _Narrow:
         self._asked.append(query)
         return self._fed.mean(query)
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
+    def measure(self, query: Query) -> Measured:
         self._asked.append(query)
         return self._fed.measure(query)
 

@@ -77,13 +77,14 @@ class Gaussian(Mechanism):
         shares = shares.to(value).unsqueeze(-1)
         return sum((shares[:, k] * value[:, k] for k in range(len(silos))), torch.zeros_like(value[:, 0]))
 
-    def deviation(self, silos: Sequence[int], weights: Weights) -> Tensor:
+    def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
         if not weights.counts:
             raise BadInput("the noise of a mean needs the number of records of each silo")
         batch = torch.tensor([float(self.sampling.batch(weights.trained[i])) for i in silos], dtype=torch.float64)
         shares = weights.shares(silos, self._precision(silos, weights) if weights.rule == "precision" else None)
         reach = 2 * self.clips.reshape(-1, 1) * (1 + CLIP_TOLERANCE)
-        return reach * (shares * self.multipliers(silos) / batch).square().sum(1, keepdim=True).sqrt()
+        noise = reach * (shares * self.multipliers(silos) / batch).square().sum(1, keepdim=True).sqrt()
+        return noise, (1 / (shares.square() / batch).sum(1, keepdim=True)).expand(noise.shape)
 
     def _precision(self, silos: Sequence[int], weights: Weights) -> Tensor:
         """(batch / noise multiplier)^2 of each silo; where somebody adds no noise at all, those who do not share the weight by batch^2."""

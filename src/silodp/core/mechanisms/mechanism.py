@@ -53,8 +53,8 @@ class Mechanism:
         """(J, d): what the server makes of the answers `value` of these silos."""
         raise NotImplementedError
 
-    def deviation(self, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes."""
+    def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
+        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes, and of how many records it is the mean."""
         raise NotImplementedError
 
     def noised(self, by: Any, *given: Any) -> Any:

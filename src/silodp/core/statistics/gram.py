@@ -101,7 +101,7 @@ class Gram(Rowed):
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
         factors, (i, j) = self.factors(problem, run, dtype), pairs(self.size)
-        weight = torch.where(i == j, 1.0, CROSS / DIAGONAL)
+        weight = torch.where(i == j, 1.0, torch.tensor(CROSS / DIAGONAL, dtype=torch.float64))
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             z = factors(x, y).cpu()
@@ -112,7 +112,7 @@ class Gram(Rowed):
     def matrix(self, value: Tensor) -> Tensor:
         """(J, size, size): the symmetric matrix of mean products in a mean answer (J, d)."""
         (i, j), full = pairs(self.size), value.new_zeros(len(value), self.size, self.size)
-        full[:, i, j] = full[:, j, i] = torch.where(i == j, 1.0, DIAGONAL / CROSS).to(value) * value
+        full[:, i, j] = full[:, j, i] = torch.where(i == j, value, value * (DIAGONAL / CROSS))
         return full
 
     def _label(self, y: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.engine.clipping import clipped_sum
 from silodp.server.advice.worlds import Sample
+from silodp.server.federation import Measured
 from silodp.server.prepare import Prepared
 
 
@@ -32,10 +33,10 @@ class Pool:
         self._random = np.random.default_rng((0xADF, seed))
 
     def mean(self, query: Query) -> Tensor:
-        return self.measure(query)[0]
+        return self.measure(query).mean
 
-    def measure(self, query: Query) -> tuple[Tensor, Tensor]:
-        """The mean, and the standard deviation of the noise in each of its coordinates, (J, 1)."""
+    def measure(self, query: Query) -> Measured:
+        """The mean, and what is known of its error."""
         statistic, mechanism, x, y = query.statistic, query.mechanism, self._sample.x, self._sample.y
         if statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
@@ -47,7 +48,7 @@ class Pool:
             value = torch.stack([row(x, y).mean(0) for row in rows if row is not None])
         draws = torch.from_numpy(self._random.standard_normal((1, *value.shape[1:]))).to(value)
         std = torch.as_tensor(mechanism.clip).to(value).reshape(-1, 1) * self._noise[mechanism.kind]
-        return value + draws * std, std
+        return Measured(value + draws * std, std, torch.full_like(std, len(x)))
 
     def everyone(self) -> Pool:
         return self

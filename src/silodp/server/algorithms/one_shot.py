@@ -24,6 +24,6 @@ def one_shot(fed: Port, problem: Problem, w: Tensor, *, step: Number, gram: Gaus
     `clip` is in units of half the length that a record of features in [-1, 1] can have: at 2 none is scaled down. There is no step to take.
     """
     asked = question(problem, gram.clip, cap)
-    value, noise = fed.measure(Query(asked, gram.clipped(asked.norm)))
+    value, noise, _ = fed.measure(Query(asked, gram.clipped(asked.norm)))
     found = solution(problem, asked, value.cpu(), noise.cpu()).to(w)
     yield found.expand(max(len(found), len(w)), -1)

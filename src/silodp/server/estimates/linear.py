@@ -23,8 +23,10 @@ REACH = 0.5
 """Of sqrt(2 + features), the longest that a record's factors can be where features lie in [-1, 1]: the bound at a clip of 1."""
 PENALTIES = torch.logspace(math.log10(0.7), math.log10(40), 24, dtype=torch.float64)
 """Ridge penalties that are tried, in units of the noise's largest eigenvalue; none lies much below it, where noise would pass for a direction."""
-CERTAIN = 0.9
-"""The largest share of a score's variance that its classes are taken to explain."""
+CERTAIN, LEAST, WIDE = 0.9, 0.3, 0.3
+"""The largest share of a score's variance that its classes are taken to explain; and of what the noisy moments themselves say of a score, the
+least part of its covariance with the classes, and of its variance, that is taken for real: noise may hide how sure a score is, and the score still
+say which class is likelier."""
 
 
 def question(problem: Problem, clip: Number, cap: float) -> Gram:
@@ -82,7 +84,7 @@ class Moments:
 
     @classmethod
     def of(cls, gram: Gram, value: Tensor, noise: Tensor, *, centred: bool = True) -> Moments:
-        """Means are shrunk towards zero, the middle of the public range, by as much as noise has lengthened them."""
+        """Means are shrunk towards the middle of the public range, and shares of classes towards equal ones, where noise could have made them."""
         full, features = gram.matrix(value.double()), gram.features
         weight = full[:, :1, :1].clamp_min(1e-3 * float(torch.as_tensor(gram.bound).min()) ** 2 / (2 + features))
         full, s = full / weight, noise.double()[..., None] * DIAGONAL / CROSS / weight
@@ -90,7 +92,8 @@ class Moments:
         x, y = full[:, 1 : features + 1, :1], full[:, features + 1 :, :1]
         if not centred:
             return cls(0 * x, 0 * y[..., 0], xx, xy, s)
-        near, level = _shrunk(x, s), y if gram.classes > 2 else _shrunk(y, s)
+        equal = 1 / gram.classes if gram.classes > 2 else 0.0
+        near, level = _shrunk(x, s), _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0))
         xx = xx - (near @ x.mT + x @ near.mT) / 2
         return cls(near, level[..., 0], xx, xy - near @ y.mT, s)
 
@@ -135,38 +138,47 @@ class Fitted:
     square: Tensor
 
 
-def _shrunk(mean: Tensor, noise: Tensor) -> Tensor:
-    """James and Stein's: a vector (J, F, 1) less the part of its length that noise of this deviation in each coordinate explains."""
-    return mean * (1 - noise.square() * mean.shape[1] / mean.square().sum(1, keepdim=True).clamp_min(1e-300)).clamp_min(0.0)
+def _shrunk(mean: Tensor, noise: Tensor, centre: float = 0.0, spread: float | None = None) -> Tensor:
+    """What is to be expected of means (J, k, 1) that noise of this deviation has moved: drawn towards a public centre by the spread that they have
+    about it in public experience, or else by the length that they have beyond what the noise explains (James and Stein)."""
+    off, variance = mean - centre, noise.square()
+    own = off.square().mean(1, keepdim=True) - variance if spread is None else torch.full_like(variance, spread**2)
+    return centre + off * own.clamp_min(0.0) / (own.clamp_min(0.0) + variance).clamp_min(1e-300)
 
 
 def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
-    """(J, F, K) and (J, K): linear discriminants of the ridge scores, as if these were normal in each class with one covariance.
+    """(J, F, K) and (J, K): linear discriminants of the ridge scores b_k'(x - mean), b_k = (xx + P)^-1 (mean of class k - mean).
 
-    Scores are b_k'(x - mean) with b_k = (xx + P)^-1 (mean of class k - mean). In them class k has the mean L_k, and the covariance within
-    classes is Q - sum_k share_k L_k L_k', of which CERTAIN at most is taken away.
+    Within classes scores vary less than in all, by the share R^2 that classes explain, so that discriminants are b_k / (1 - R^2); noise has
+    lengthened them, by which they are shrunk.
     """
-    one = torch.eye(classes, dtype=torch.float64)
-    if classes == 2:
-        share = ((1 + torch.cat([-moments.y, moments.y], 1)) / 2).clamp(0.02, 0.98)
-        signs = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
-        xy, spread = moments.xy * signs, signs.mT @ signs
-    else:
-        share = moments.y.clamp_min(0.1 / classes)
-        share = share / share.sum(1, keepdim=True)
-        xy, spread = moments.xy, one
+    if classes > 2:
+        return _discriminants(moments, classes)
+    share = ((1 + torch.cat([-moments.y, moments.y], 1)) / 2).clamp(0.05, 0.95)
+    signs = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+    xy, spread = moments.xy * signs, signs.mT @ signs
     root = share.sqrt()[:, None]
     fitted = moments.ridge(xy / root, spread / (root * root.mT))
-    along, square = ((m + m.mT) / 2 for m in (fitted.along, fitted.square))
-    # in units of each class's root share: means L / root are the columns of `along`, whose products are the covariance between classes
-    values, vectors = torch.linalg.eigh(square)
-    kept = values > 1e-6 * values.amax(1, keepdim=True).clamp_min(1e-300)
-    white = vectors * torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)[:, None]
-    means = white.mT @ along
-    between, axes = torch.linalg.eigh(means @ means.mT)
-    lengths = between.clamp(0.0, CERTAIN)
-    means = (axes * torch.where(between > 0, (lengths / between.clamp_min(1e-300)).sqrt(), 0.0)[:, None]) @ (axes.mT @ means)
-    within = (axes / (1 - lengths)[:, None]) @ (axes.mT @ means) / root
-    slopes = fitted.slopes @ (white @ within)
-    offset = share.log() - (means / root * within).sum(1) / 2
+    naive, along, square = (m.diagonal(dim1=1, dim2=2).sum(1) for m in (fitted.slopes.mT @ (xy / root), fitted.along, fitted.square))
+    along = torch.maximum(along, LEAST * naive).clamp_min(1e-300)
+    square = torch.maximum(torch.maximum(square, WIDE * naive), along.square() / CERTAIN)
+    factor = along / square / (1 - along.square() / square)
+    slopes = factor[:, None, None] * fitted.slopes / root
+    means = (fitted.slopes / root).mT @ (xy / root / root)
+    shrunk = (along / naive.clamp_min(1e-300))[:, None]
+    offset = share.log() - factor[:, None] * shrunk * means.diagonal(dim1=1, dim2=2) / 2
+    return slopes, offset - (slopes.mT @ moments.x)[..., 0]
+
+
+def _discriminants(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
+    """The same of several classes: (W + P)^-1 (mean of class k - mean) with W the covariance within them, freed of the noise of their means."""
+    share = moments.y.clamp_min(0.3 / classes)
+    share = (share / share.sum(1, keepdim=True))[:, None]
+    means, eye = moments.xy / share, torch.eye(moments.xx.shape[-1], dtype=torch.float64)
+    within = moments.xx - (means * share) @ means.mT + moments.noise.square() * (1 / share).sum(2, keepdim=True) * eye
+    penalty = 2 * math.sqrt(len(eye)) * moments.noise * (1 + moments.noise / share.amin(2, keepdim=True))
+    values, vectors = torch.linalg.eigh(within)
+    levels = values.clamp_min(0.0)[..., None] + penalty
+    slopes = vectors @ (vectors.mT @ means / levels.clamp_min(1e-9))
+    offset = share[:, 0].log() - (means * slopes).sum(1) / 2
     return slopes, offset - (slopes.mT @ moments.x)[..., 0]

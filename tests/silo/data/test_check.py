@@ -122,6 +122,12 @@ def test_rows_with_a_number_of_their_own_are_no_copies(schema, tmp_path):
     assert check(tmp_path / "clinic.csv", load_schema(schema)) == []
 
 
+def test_rows_of_one_person_are_pointed_out(schema, tmp_path):
+    C.assign(patient_id=[k // 2 for k in range(200)]).to_csv(tmp_path / "clinic.csv", index=False)
+    found = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
+    assert found == ["200 rows look like those of people who have several, by the column 'patient_id'."]
+
+
 def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
     frame = put(put(C, "weight", ["?"]), "sex", ["m"]).rename(columns={"readmitted": "outcome"})
     frame.to_csv(tmp_path / "clinic.csv", index=False)

@@ -33,7 +33,8 @@ AUTO = "auto"
 OPEN: Any = None
 """What an order leaves open: for the advisor to choose or, where the algorithm is named, for USUAL."""
 USUAL: dict[str, Any] = {"rounds": 25, "momentum": 0.9, "step": 0.5, "clip": 1.0, "weights": "equal", "output": "last"}
-OWN = ("phase", "local_steps", "inner", "restarts", "slope", "kappa", "settings", "anchor_share", "sampling", "rule", "noise")
+OWN = ("phase", "local_steps", "inner", "restarts", "slope", "kappa", "settings", "anchor_share", "sampling", "rule", "noise", "lipschitz",
+       "smoothness", "pl", "gap")  # fmt: skip
 """What only some algorithms have, or theorems: whoever says one of these has an algorithm in mind, and without its name that is NAMED."""
 NAMED = "spider"
 EPSILON = 3.0

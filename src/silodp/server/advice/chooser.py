@@ -105,12 +105,14 @@ def choose(order: Order, facts: Facts, *, load: Load = from_file, effort: Effort
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small products are slower on several, and would round otherwise there
     try:
-        return _Search(order, facts, load, effort).advice()
+        return Search(order, facts, load, effort).advice()
     finally:
         torch.set_num_threads(torch_threads)
 
 
-class _Search:
+class Search:
+    """One search; `sample` says on what records a candidate is tried, which `benchmarks.defaults` answers with others."""
+
     def __init__(self, order: Order, facts: Facts, load: Load, effort: Effort | None) -> None:
         weights = order.weights or _weights(order, facts)
         self.order, self.facts, self.load = replace(order, weights=weights), facts, load
@@ -130,9 +132,9 @@ class _Search:
 
     def advice(self) -> Advice:
         first = {}
-        for batch in self._batches():
+        for batch in self.batches():
             for world in self.effort.worlds:
-                for point, error in zip(_outputs(batch), self._errors(batch, world, 0).T.reshape(-1).tolist(), strict=True):
+                for point, error in zip(points_of(batch), self.errors(batch, world, 0).T.reshape(-1).tolist(), strict=True):
                     first.setdefault(point, []).append(error)
         outputs = ("last", "tail") if self.order.output is None else ("tail",) if self.order.output == "tail" else ("last",)
         found = {point: np.array(errors) for point, errors in first.items() if point.output in outputs}
@@ -141,7 +143,7 @@ class _Search:
         again: dict[Point, list[list[float]]] = {point: [] for point in finalists}
         for batch, points in _regrouped(finalists):
             for world in self.effort.worlds:
-                errors = np.stack([self._errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)])
+                errors = np.stack([self.errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)])
                 for point, j in points:
                     again[point].append(errors[:, j, 1 if point.output == "tail" else 0].tolist())
         means = {point: np.array(rows).mean(1) for point, rows in again.items()}
@@ -156,16 +158,21 @@ class _Search:
 
     # --- what is tried ---------------------------------------------------------------------------------------------------------------
 
-    def _batches(self) -> list[Batch]:
+    def batches(self) -> list[Batch]:
         order = self.order
         base = 0.5 * math.sqrt(1 + sum(SQUARE[kind] for kind in self.facts.kinds))
         clips = [order.clip] if order.clip is not None else [_round(base * share) for share in self.effort.clips]
         momenta = [order.momentum] if order.momentum is not None else MOMENTA
         found = []
         for model, rounds in [(m, r) for m in self.models for r in ([order.rounds] if order.rounds is not None else self._rounds(m))]:
+            first = model == self.models[0]  # of the others only what is near the best of a line: fewer settings
             points = [
                 {"clip": clip, "step": _round(length / clip) if order.step is None else order.step, "momentum": momentum}
-                for clip, length, momentum in itertools.product(clips, self.effort.lengths if order.step is None else (1.0,), momenta)
+                for clip, length, momentum in itertools.product(
+                    clips if first else clips[-2:],
+                    self.effort.lengths if order.step is None else (1.0,),
+                    momenta if first else momenta[-1:],
+                )
                 if rounds > 1 or momentum == momenta[0]
             ]
             found.append(Batch(model, "momentum", rounds, tuple(points)))
@@ -188,9 +195,9 @@ class _Search:
 
     # --- trying it -------------------------------------------------------------------------------------------------------------------
 
-    def _errors(self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None) -> Tensor:
+    def errors(self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None) -> Tensor:
         """(J, 2): the error of each point's last iterate, and of the average of the later half."""
-        problem, sample, algorithm = self._problem(batch.model), self._sample(world, trial), find(batch.algorithm)
+        problem, sample, algorithm = self._problem(batch.model), self.sample(world, trial), find(batch.algorithm)
         columns = {name: torch.tensor([[p[name]] for p in batch.points]) for name in batch.points[0]}
         clip = columns.pop("clip")
         columns = {name: column for name, column in columns.items() if name == "step" or name in algorithm.settings}
@@ -232,7 +239,7 @@ class _Search:
             self._problems[model] = build(words, len(self.facts.kinds), load=self.load)
         return self._problems[model]
 
-    def _sample(self, world: int, trial: int) -> Sample:
+    def sample(self, world: int, trial: int) -> Sample:
         if (world, trial) not in self._samples:
             seed = 100 * world + trial
             self._samples[world, trial] = draw(WORLDS[world], self.facts.kinds, self.facts.plain, self.records, self.effort.tested, seed)
@@ -243,7 +250,7 @@ class _Search:
     def _advised(self, winner: Point, errors: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
         """`errors` (worlds, trials) of the winner."""
         open_errors = self._without_noise(winner)
-        guess = np.array([_guessing(self._sample(world, 1)) for world in self.effort.worlds])
+        guess = np.array([_guessing(self.sample(world, 1)) for world in self.effort.worlds])
         mean, spread = float(errors.mean()), float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
         gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
         expected = {
@@ -257,9 +264,7 @@ class _Search:
         """(worlds,): the error of the winner's model at the best of a few steps, without noise."""
         settings = tuple({"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0))
         plain, silent = Batch(winner.model, "momentum", 60, settings), dict.fromkeys(find("momentum").kinds, 0.0)
-        found = [
-            [self._errors(plain, world, 1 + t, silent).min().item() for t in range(self.effort.trials)] for world in self.effort.worlds
-        ]
+        found = [[self.errors(plain, world, 1 + t, silent).min().item() for t in range(self.effort.trials)] for world in self.effort.worlds]
         return np.array(found).mean(1)
 
     def _resolved(self, point: Point) -> Order:
@@ -302,7 +307,7 @@ class Point:
     output: str
 
 
-def _outputs(batch: Batch) -> list[Point]:
+def points_of(batch: Batch) -> list[Point]:
     """The last iterates' candidates, then those of the averages."""
     return [Point(batch.model, batch.algorithm, batch.rounds, **p, output=output) for output in ("last", "tail") for p in batch.points]
 

@@ -33,15 +33,17 @@ class World:
     pairs: bool = False
     active: float = 1.0
     common: float = 0.3
+    narrow: bool = False
+    """Whether numbers lie in a small, low part of their public range, as they do where people wrote it down generously."""
 
 
 WORLDS = (
     World(2.2, 0.3, bent=0.1, active=0.6),
-    World(4.0, -0.4, active=1.0, common=0.6),
+    World(4.0, -0.4, active=1.0, common=0.8, narrow=True),
     World(1.3, 0.2, active=0.4),
     World(3.0, 0.0, bent=0.35, active=0.5),
     World(2.5, -0.8, bent=0.25, pairs=True, active=0.6),
-    World(8.0, 0.5, active=0.7, common=0.7),
+    World(8.0, 0.5, active=0.7, common=0.8, narrow=True),
 )
 
 
@@ -62,10 +64,11 @@ def draw(world: World, kinds: Sequence[str], task: Task, records: int, tested: i
     features, total = len(kinds), records + tested
     factors = max(1, min(8, features // 4))
     load = random.standard_normal((factors, features))
+    load = np.abs(load) if world.narrow else load  # sizes of one thing: all rise together, and the label with them
     load *= math.sqrt(world.common) / np.linalg.norm(load, axis=0)
     latent = random.standard_normal((total, factors)) @ load + math.sqrt(1 - world.common) * random.standard_normal((total, features))
     score = np.column_stack([_score(world, latent, random) for _ in range(_scores(task))])
-    x = torch.from_numpy(_features(kinds, latent, random).astype(np.float32))
+    x = torch.from_numpy(_features(world, kinds, latent, random).astype(np.float32))
     y = torch.from_numpy(_labels(task, world, score, random))
     return Sample(x[:records], y[:records], x[records:], y[records:], task)
 
@@ -77,7 +80,8 @@ def _scores(task: Task) -> int:
 def _score(world: World, latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """(n,), standardised."""
     tells = random.permutation(latent.shape[1])[: max(1, math.ceil(world.active * latent.shape[1]))]
-    line = latent[:, tells] @ (random.standard_normal(len(tells)) + np.sign(random.standard_normal(len(tells))))
+    slopes = random.standard_normal(len(tells)) + np.sign(random.standard_normal(len(tells)))
+    line = latent[:, tells] @ (np.abs(slopes) if world.narrow else slopes)
     bend = np.zeros(len(latent))
     if world.bent:
         some = tells[: max(2, len(tells) // 2)] if len(tells) > 1 else np.array([tells[0], tells[0]])
@@ -90,11 +94,13 @@ def _standard(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / max(float(values.std()), 1e-12)
 
 
-def _features(kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _features(world: World, kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
     made = np.empty_like(latent)
     for j, kind in enumerate(kinds):
         z = latent[:, j]
         middle, spread, cut = random.uniform(-0.45, 0.45), math.exp(random.uniform(math.log(0.12), math.log(0.45))), random.normal(0.0, 0.6)
+        if world.narrow:
+            middle, spread = -0.6 + 0.7 * middle, 0.4 * spread
         match kind:
             case "number":
                 made[:, j] = np.clip(middle + spread * z, -1, 1)

@@ -18,6 +18,7 @@ from silodp.lab.audit.mistakes import Mistakes, Planted, during, instead
 from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.products import Products
 from silodp.silo.gate import Gate
 
 OF_ANSWERS = Mistakes()
@@ -60,9 +61,12 @@ def noise_in_the_first_step() -> AbstractContextManager:
     return instead(lattice, "rounded_gaussian", once)
 
 
-def longer_clip() -> AbstractContextManager:
-    """Clips by one and a half times the clip that the noise is for."""
-    return instead(exact_module, "quantised", lambda shipped, rows, clip, gamma: shipped(rows, 1.5 * clip, gamma))
+@contextmanager
+def longer_clip() -> Iterator[None]:
+    """Clips by one and a half times the clip that the noise is for, record by record and in products."""
+    alone = instead(exact_module, "quantised", lambda shipped, rows, clip, gamma: shipped(rows, 1.5 * clip, gamma))
+    with alone, instead(Products, "sum", lambda shipped, *words: shipped(*words[:-2], 1.5 * words[-2], words[-1])):
+        yield
 
 
 def longer_factors() -> AbstractContextManager:

@@ -104,7 +104,8 @@ def _scores(run: Run) -> str:
 
 
 def _unit(run: Run) -> str:
-    return "one record, a row of a silo's file" if not run.about.get("user_level") else "one record; budgets were given for a whole silo"
+    what = "one person, with all of its rows" if run.of_persons else "one record, a row of a silo's file"
+    return what if not run.about.get("user_level") else "one record; budgets were given for a whole silo"
 
 
 def _mu(s: Silo) -> float | None:

@@ -99,7 +99,7 @@ class Exact:
         self._held, self._rows = held_out(self._n, held_out_share), problem.person.rows if problem.person else 1
         self.features, self._threads = math.prod(self._x.shape[1:]) // self._rows, torch.get_num_threads()
         known = self._n <= MOST_IN_PRODUCTS and problem.person is None
-        self._products = Products.of(problem, self._x.shape[1:]) if known else None
+        self._products = Products.of(problem, self._x.shape[1:], self._y.shape[1:]) if known else None
 
     def _places(self) -> np.ndarray:
         try:

@@ -37,8 +37,9 @@ from torch.nn import functional
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
+from silodp.engine.blocks import Residual
 from silodp.engine.convolution import conv_known
-from silodp.engine.model import Node, read
+from silodp.engine.model import AXES, Node, read
 
 NUMBERS, MOST = 2**25, 256
 """Numbers that a chunk may hold on the way, and its most records."""
@@ -69,8 +70,8 @@ class _Layer:
 class Products:
     """Sums of clipped gradients, or differences, of all records of one silo. Holds no record."""
 
-    def __init__(self, problem: Problem, shape: Sequence[int]) -> None:
-        """For records of this shape; BadInput if the model or the loss is not of the known kinds."""
+    def __init__(self, problem: Problem, shape: Sequence[int], target: Sequence[int] = ()) -> None:
+        """For records of this shape, with targets of that; BadInput if the model or the loss is not of the known kinds."""
         layers = _known(problem)
         if layers is None:
             raise BadInput("the model is not made of known layers with a known loss")
@@ -83,23 +84,35 @@ class Products:
         self._seen: list[tuple[nn.Module, Tensor, Tensor]] = []
         for module in self._layers:
             module.register_forward_hook(self._hook)
+        for module in self._model.modules():
+            if type(module) in AXES or type(module) is Residual:
+                module.register_forward_hook(_axes)
         try:
-            self._measure(tuple(shape))
+            self._measure(tuple(shape), tuple(target))
         finally:
             self._seen = []
 
     @classmethod
-    def of(cls, problem: Problem, shape: Sequence[int]) -> Products | None:
+    def of(cls, problem: Problem, shape: Sequence[int], target: Sequence[int] = ()) -> Products | None:
         """None where every record must be asked by itself."""
         try:
-            return cls(problem, shape)
-        except (BadInput, RuntimeError):  # of shapes that do not fit, for instance
+            return cls(problem, shape, target)
+        except (BadInput, RuntimeError, IndexError):  # of shapes that do not fit, for instance
             return None
 
-    def _measure(self, shape: tuple[int, ...]) -> None:
-        """The sizes of every layer, of one record of zeros: they decide how each is summed, and how many records are in a chunk."""
+    def _measure(self, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+        """The sizes of every layer, of one record of zeros: they decide how each is summed, and how many records are in a chunk.
+
+        Tried with two and three records too: unless every first axis is that of records and there is one loss for each, something is
+        broadcast along records, and one's slope would depend on the others' targets.
+        """
         with torch.enable_grad():
-            output = self._forward(self._problem.initial([0]), torch.zeros(1, *shape))
+            for m in (3, 2, 1):
+                self._seen = []
+                output = self._forward(self._problem.initial([0]), torch.zeros(m, *shape))
+                alone = output.dim() == 2 and self._problem.record_losses(output, torch.zeros(m, *target)).shape == (m,)
+                if not alone or any(len(t) != m for _, given, made in self._seen for t in (given, made)):
+                    raise BadInput("a batch's first axis is not that of records everywhere")
         if len(self._seen) != len(self._layers) or not output.requires_grad:
             raise BadInput("a layer is used more than once, or not at all")
         numbers = patches = 0
@@ -137,10 +150,12 @@ class Products:
 
     def _traced(self, w: Tensor, x: Tensor, y: Tensor) -> list[tuple[_Layer, Tensor, Tensor]]:
         """Of every layer its input and the slopes by its output, in float32."""
-        self._seen = []
+        self._seen, x, y = [], x.float(), y.float() if y.is_floating_point() else y
         try:
             with torch.enable_grad():
                 losses = self._problem.record_losses(self._forward(w, x), y)
+                if losses.shape != (len(x),):
+                    raise BadInput("the loss is not one number for each record")
                 slopes = torch.autograd.grad(losses.sum(), [made for _, _, made in self._seen], allow_unused=True)
             return [
                 (self._layers[module], given.detach(), torch.zeros_like(made) if e is None else e)
@@ -153,7 +168,6 @@ class Products:
 
     def _records(self, points: list[Tensor], x: Tensor, y: Tensor, clip: float, gamma: float) -> tuple[list[_Whole | _Factored], Tensor]:
         """The records' integers, layer by layer, and which records keep to the bound, (m,); the others' integers are finite."""
-        x, y = x.float(), y.float() if y.is_floating_point() else y
         traced = [self._traced(w, x, y) for w in points]
         parts = [_part(*found) for found in zip(*traced, strict=True)]
         square = torch.stack([part.square() for part in parts]).sum(0)
@@ -186,11 +200,12 @@ class Products:
         return {min(self.chunk, n), n % self.chunk or min(self.chunk, n)}
 
     def rows(self, points: list[Tensor], clip: float, gamma: float):
-        """Every number that is kept of each record, as rows: for `slots.verify`."""
+        """Every number that is made of each record, floats and integers, as rows: for `slots.verify`."""
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             parts, kept = self._records(points, x, y, clip, gamma)
-            return torch.cat([part.numbers() for part in parts], 1).mul_(kept[:, None])
+            floats = [t.flatten(1).double() for w in points for _, *both in self._traced(w, x, y) for t in both]
+            return torch.cat([*(part.numbers() * kept[:, None] for part in parts), *floats], 1)
 
         return rows
 
@@ -214,6 +229,12 @@ class Products:
                         raise BadInput(
                             "on this machine a float64 product of integers is not exact, so the gate does not serve; use another build of torch"
                         )
+
+
+def _axes(module: nn.Module, given: Any, made: Tensor) -> None:
+    """As in `structured`: what has another number of axes would be broadcast along the records."""
+    if made.shape != given[0].shape if type(module) is Residual else given[0].dim() != AXES[type(module)]:
+        raise BadInput("a module is given another number of axes than it is known with")
 
 
 def _known(problem: Problem) -> dict[str, dict[str, str]] | None:
@@ -306,7 +327,7 @@ def _normed(layer: _Layer, given: Tensor, slope: Tensor) -> Tensor:
         assert isinstance(module, nn.LayerNorm)
         unit = functional.layer_norm(given, module.normalized_shape, eps=module.eps)
         each = [t.reshape(len(t), -1, math.prod(module.normalized_shape)).sum(1) for t in (slope * unit, slope)]
-    return torch.stack(each[: len(layer.names)], 2)
+    return torch.stack([t for name, t in zip(("weight", "bias"), each, strict=True) if name in layer.names], 2)
 
 
 class _Whole:

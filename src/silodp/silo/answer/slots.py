@@ -100,7 +100,7 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int, *
                 "this model gives nothing for a record by itself (it raises, or its gradient is zero everywhere), so every answer would be noise: "
                 "the gate does not serve; use a model that torch.func can differentiate record by record"
             )
-        half = torch.from_numpy(np.random.default_rng(size).random(size) < 0.5)
+        half = torch.from_numpy(np.random.default_rng(size).permutation(size) % 2 == 0)
         for mine in (half, ~half):  # some places keep what they hold, then the others do
             x, y = (torch.where(mine.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in zip(plain, hostile, strict=True))
             if not torch.equal(_bits(rows, x, y, dim)[mine], alone[mine]):
@@ -111,13 +111,13 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int, *
 
 
 def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Tensor, Tensor]:
-    """Normal features and targets 0, 1, 0, 1 ...; or features among which are NaN, infinities and the ends of the floats, and one absurd target."""
+    """Normal features and targets 0, 1, 0, 1 ...; or features among which are NaN, infinities and the ends of the floats, and absurd targets."""
     rng = np.random.default_rng([size, hostile])
     numbers, y = rng.normal(size=(size, *like[0].shape[1:])), torch.arange(size) % 2
     y = y.view(-1, *(1,) * (like[1].dim() - 1)).repeat(1, *like[1].shape[1:])  # of a person: one for each of its rows
     if hostile:
         numbers = np.where(rng.random(numbers.shape) < 0.5, numbers, rng.choice([np.nan, np.inf, 3e38, 1e-40, 0.0, -3e38], numbers.shape))
-        y[-1] = 2**20
+        y = torch.where(y == 0, 2**20, -(2**20))
     return torch.from_numpy(numbers).to(like[0].dtype), y.to(like[1].dtype)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.silo.data.heldout import held_out
-from silodp.silo.data.tables import load_by_schema, read_table
+from silodp.silo.data.tables import load_by_schema, read_table, table_of
 from silodp.silo.ledger.identity import Identity
 
 SCHEMA = Schema.of(
@@ -340,3 +340,32 @@ def test_a_folder_that_is_none_or_empty_is_refused(tmp_path):
     for name, sentence in (("empty", "has no images"), ("absent", "is not a folder")):
         with pytest.raises(BadInput, match=sentence):
             read_silo(tmp_path / name, images())
+
+
+CELLS = {
+    "float32": [np.float32(v) for v in (0.1, -9.0, -0.0, 0.0, np.nan)],
+    "float64": [0.1, -9.0, -0.0, 0.0, 1.0, np.nan],
+    "int64": [1, -9, 0, 2],
+    "object": ["0.1", 0.1, True, 1, 1.0, -0.0, 0.0, "-9", -9, None, ""],
+}
+
+
+@pytest.mark.parametrize("dtype", CELLS)
+def test_one_records_cell_changes_no_other_records_features(dtype):
+    """Missing codes, -0.0, and values that are equal but not of one type: whatever one cell holds, the others read as they did, bit for bit."""
+    schema = Schema.of(
+        {
+            "missing_codes": ["-9"],
+            "columns": {"dose": {"type": "category", "categories": ["0.1", "0.0", "1", "True", "0", "other"], "missing": "own"}},
+            "label": {"column": "ill", "task": "binary", "classes": ["0", "1"]},
+        }
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        others = [CELLS[dtype][k] for k in rng.integers(len(CELLS[dtype]), size=5)]
+        seen = []
+        for mine in CELLS[dtype]:
+            column = np.empty(6, dtype)
+            column[:] = [mine, *others]
+            seen.append(table_of("file", {"dose": column, "ill": np.zeros(6, int)}, schema).x[1:])
+        assert all(np.array_equal(x, seen[0]) for x in seen)

@@ -23,7 +23,7 @@ from silodp.core.protocol import codec
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
-from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
+from silodp.core.statistics import ClassCounts, Grad, GradDiff, Gram, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw
@@ -98,6 +98,7 @@ STATISTICS_ASKED = {
     "Score": Score(W, 4, 2.0),
     "ClassCounts": ClassCounts(2),
     "MissingRates": MissingRates(FEATURES),
+    "Gram": Gram(FEATURES, 2, 1.0, 2.0),
 }
 
 

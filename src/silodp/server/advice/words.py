@@ -18,8 +18,9 @@ def lines(advice: Advice) -> list[str]:
     often = f"{order.rounds} rounds, " if order.rounds > 1 else "one round, "
     moved = f", momentum {order.momentum:g}" if order.algorithm == "momentum" else ""
     how = "" if order.algorithm == "one-shot" else f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
+    model = f"model {order.model}" if order.model else "the model that the silos approved"
     found = [
-        f"Chosen from sizes, columns and budgets alone, which costs no privacy: model {order.model}, {order.algorithm}, {how}weights by {order.weights}"
+        f"Chosen from sizes, columns and budgets alone, which costs no privacy: {model}, {order.algorithm}, {how}weights by {order.weights}"
         f"{', the later half averaged' if order.output == 'tail' else ''}."
     ]
     error, spread, plain, guess = (told[name] for name in ("error", "run_to_run", "not_private", "guessing"))

@@ -98,7 +98,13 @@ def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.
 def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
     which, texts = _distinct(column)
     gone = np.array([text in codes or text.removesuffix(".0") in codes for text in texts])[which]
-    return np.where(gone, "", column.astype(object)) if gone.any() else column
+    if not gone.any():
+        return column
+    if column.dtype.kind in "fM":  # NaN and NaT are missing; another type would spell everybody else's cell otherwise
+        column = column.copy()
+        column[gone] = "NaT" if column.dtype.kind == "M" else np.nan
+        return column
+    return np.where(gone, "", column.astype(object))
 
 
 def raw(cells: dict[str, np.ndarray]) -> Known:
@@ -245,8 +251,13 @@ def _coded(path: Path | str, name: str, cells: np.ndarray, code: Callable[[str],
 
 
 def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """For each cell the place of its text in a list of different ones; a null is the empty text."""
+    """For each cell the place of its text in a list of different ones; a null is the empty text.
+
+    A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1 and True, are told apart by their texts.
+    """
     cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
+    if cells.dtype.kind == "O" and pd.api.types.infer_dtype(cells, skipna=True) not in ("string", "empty"):
+        cells = np.array([None if null else as_text(cell) for cell, null in zip(cells, pd.isna(cells), strict=True)], dtype=object)
     code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
     return code, [*(as_text(value).strip() for value in found), ""]
 

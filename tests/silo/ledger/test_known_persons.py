@@ -102,3 +102,17 @@ def test_a_ledger_of_rows_that_has_spent_something_is_none_of_persons(tmp_path):
     paid.charge(Query(Grad(torch.zeros(1, 3)), Gaussian("k", 1.0, 4.0)).event(), [0])
     with pytest.raises(BadInput, match="keeps a budget of rows, but the schema now protects persons"):
         rows.recognise(*known, registry=tmp_path / "registry")
+
+
+def test_a_ledger_of_persons_that_has_spent_something_takes_no_other_column_for_the_person(tmp_path):
+    """Else visits could be named as persons, and each would be protected as a row is."""
+    x, y, exact, ids = visits(names(60), 1)
+    ledger = made(tmp_path, (x, y, exact, ids))
+    ledger.recognise(x, y, exact, names(100, 100 + len(y)), registry=tmp_path / "registry")  # nothing was spent yet
+    ledger = made(tmp_path / "other", (x, y, exact, ids))
+    ledger.recognise(x, y, exact, ids, registry=tmp_path / "other/registry")
+    ledger.for_query(query_id="q", digest=b"d", kind="k", asker="a", run="r").charge(
+        Query(Grad(torch.zeros(1, 3)), Gaussian("k", 1.0, 4.0)).event(), [0]
+    )
+    with pytest.raises(BadInput, match="but not whose they are"):
+        ledger.recognise(x, y, exact, names(100, 100 + len(y)), registry=tmp_path / "other/registry")

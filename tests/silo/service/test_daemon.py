@@ -179,7 +179,7 @@ BAD_DATA = [
     ('a,outcome\n"987654, column b, row 7 (counted",1\n', "column 1, row 1 (counted"),
     ("a,outcome\n1.0,1,987654\n", "row 1"),
     ("987654,1\n987655,0\n", "header"),
-    ("987654;1\n", "header"),
+    ("987654;1\n", "separated by semicolons"),
     ("987654,987654\n", "header"),
     ("987654,outcome\n1,1\n", "no header"),
     ("", "is empty"),

@@ -158,7 +158,10 @@ def _profile(kind: int, values: np.ndarray) -> Profile | None:
 
 def _thin(profile: Profile, zeros: np.ndarray) -> Profile:
     level = profile.level
-    while (zeros >= level).sum() > (2 * KEPT if profile.kind == CORE else KEPT):
+    most = {CORE: 2 * KEPT, PERSON: 50 * KEPT}.get(
+        profile.kind, KEPT
+    )  # few of many persons may come back: their marks are kept as rows' are
+    while (zeros >= level).sum() > most:
         level += 1
     stays = zeros >= level
     return Profile(profile.kind, level, profile.marks[stays], profile.counts[stays])

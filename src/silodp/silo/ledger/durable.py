@@ -24,7 +24,7 @@ from silodp.host.atomic import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import Entry, LedgerSettings
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
-from silodp.silo.ledger.identity import Identity, Registered, Registry, tag
+from silodp.silo.ledger.identity import MOSTLY, SAME, Identity, Registered, Registry, tag
 from silodp.silo.ledger.query import QueryLedger
 from silodp.silo.ledger.tally import Tally
 
@@ -185,6 +185,12 @@ class DurableLedger:
                     raise BadInput(
                         f"the ledger {self.path} keeps a budget of {made}, but the schema now protects {now}: what was spent was promised to others; "
                         f"keep the schema's person as it was when the ledger was made"
+                    )
+                renamed = sketch.by_person and identity.by_person and likeness.records >= MOSTLY and likeness.persons < SAME
+                if renamed and file.tally.total > 0:
+                    raise BadInput(
+                        f"the ledger {self.path} knows these rows, but not whose they are: their persons have other ids than when it was spent from; "
+                        "keep the schema's person column, and its ids, as they were"
                     )
                 known.refuse_known(identity, self.path, but=name)
                 generation = file.tally.generation

@@ -81,15 +81,16 @@ def let_in(folder: Path) -> None:
 def gate_of(folder: Path) -> dict[str, Path]:
     """A silo with a shuffler whose every file has a folder of its own: where each is."""
     rows = "\n".join(f"{i % 97},{('no', 'yes')[i % 2]}" for i in range(60))
-    data, schema, model, loss, prox = (
+    data, schema, model, loss, prox, features = (
         put(folder / name, text)
         for name, text in (
-            ("data/c.csv", f"a,ill\n{rows}\n"), ("schema/s.toml", SCHEMA), ("model/net.py", NET), ("loss/own.py", LOSS), ("prox/own.py", PROX)
+            ("data/c.csv", f"a,ill\n{rows}\n"), ("schema/s.toml", SCHEMA), ("model/net.py", NET), ("loss/own.py", LOSS), ("prox/own.py", PROX),
+            ("features/own.py", "def same(x):\n    return x\n"),
         )
     )  # fmt: skip
     (folder / "anchor").mkdir()
     silo = provision(
-        folder / "policy", data=data, label="", name="clinic", epsilon=30.0, model=f"{model}:build", schema=schema, loss=f"{loss}:own", prox=f"{prox}:Own:0.1", askers=[ASKER],
+        folder / "policy", data=data, label="", name="clinic", epsilon=30.0, model=f"{model}:build", schema=schema, loss=f"{loss}:own", prox=f"{prox}:Own:0.1", askers=[ASKER], feature_map=f"{features}:same",
         rule="totals", shuffler=ASKER, contributions=600, anchor=folder / "anchor/anchor", registry=folder / "state/ledgers",
     )  # fmt: skip
     policy = Path(silo.policy)
@@ -100,6 +101,7 @@ def gate_of(folder: Path) -> dict[str, Path]:
         "model": model,
         "loss": loss,
         "prox": prox,
+        "feature_map": features,
         "anchor": folder / "anchor/anchor",
     }
     found |= {"state": folder / "state/ledgers"}
@@ -156,7 +158,7 @@ def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_thei
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     found = gate_of(tmp_path)
     paths = {field.name for kind in (Place, Shuffling) for field in fields(kind) if field.type == "str"}
-    no_paths = {"label", "model_sha256", "prox_sha256", "loss_sha256", "socket_mode", "socket_group", "shuffler"}
+    no_paths = {"label", "model_sha256", "prox_sha256", "loss_sha256", "feature_map_sha256", "socket_mode", "socket_group", "shuffler"}
     assert paths - no_paths | {"policy", "anchor", "state"} == set(found), "a new path is checked too"
     every_wrong(daemon.serve, found["policy"], found)
 

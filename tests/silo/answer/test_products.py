@@ -11,7 +11,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.losses import Huber, cross_entropy, logistic
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import MeanPool, Residual
-from silodp.silo.answer import products
+from silodp.silo.answer import factors, products
 from silodp.silo.answer.exact import Exact, Gradients
 from silodp.silo.answer.integers import lattice_step
 from silodp.silo.answer.products import Products
@@ -121,7 +121,7 @@ def test_products_of_a_chunk_are_those_of_integers(made):
     data, of = records(), made._problem
     parts, kept = made._records(points_of(of)[0], data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
     assert bool(kept.all())
-    for part in (p for p in parts if isinstance(p, products._Factored)):
+    for part in (p for p in parts if isinstance(p, factors.Factored)):
         left, right = (factor.flatten(0, 1).numpy().astype(object) for factor in (part.v, part.a))
         assert all(float(v).is_integer() for factor in (left, right) for v in factor.flatten())
         exact = np.vectorize(int)(left).astype(object).T @ np.vectorize(int)(right).astype(object)
@@ -139,8 +139,8 @@ def test_a_record_above_its_bound_is_zero_and_nobody_else_is(made, monkeypatch):
         return torch.cat([part.numbers() * kept[:, None] for part in parts], 1)
 
     before = integers()
-    monkeypatch.setattr(products._Whole, "square", lambda self: torch.zeros(len(self.rows), dtype=torch.float64))
-    monkeypatch.setattr(products._Factored, "square", lambda self: torch.where(torch.arange(len(self.terms[0][0])) == 3, 0.0, 1e4).double())
+    monkeypatch.setattr(factors.Whole, "square", lambda self: torch.zeros(len(self.rows), dtype=torch.float64))
+    monkeypatch.setattr(factors.Factored, "square", lambda self: torch.where(torch.arange(len(self.terms[0][0])) == 3, 0.0, 1e4).double())
     rows = integers()
     assert bool(before[3].any())
     assert not bool(rows[3].any())

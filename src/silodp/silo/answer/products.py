@@ -26,45 +26,24 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import Residual
 from silodp.engine.convolution import conv_known
 from silodp.engine.model import AXES, Node, read
+from silodp.silo.answer.factors import Factored, Layer, Whole, bits_of, factors_of, outputs, part_of
 
 NUMBERS, MOST = 2**25, 256
 """Numbers that a chunk may hold on the way, and its most records."""
 SLACK = 2.0**-19, 2.0**-9
 """Part of the clip, at least and at most, that a record is kept below, so that what grids add does not take it past the bound."""
-GRIDS = 53
-Part = list[tuple[Tensor, Tensor]]
-"""Terms of a layer's gradient, (m, T, f) inputs and (m, T, h) slopes: one of a gradient, two of a difference."""
-
-
-@dataclass
-class _Layer:
-    """A layer with parameters, and how its gradient is summed: by products of its factors, or made for each record."""
-
-    module: nn.Module
-    names: dict[str, str]
-    places: int = 0
-    width: int = 0
-    depends: bool = False
-    """Whether its input depends on w."""
-    made: bool = True
-
-    @property
-    def terms(self) -> int:
-        return 2 if self.depends else 1
 
 
 class Products:
@@ -80,7 +59,7 @@ class Products:
             if getattr(module, "inplace", False):
                 vars(module)["inplace"] = False  # else it writes over what a layer gave
         modules = dict(self._model.named_modules())
-        self._layers = {modules[name]: _Layer(modules[name], names) for name, names in layers.items()}
+        self._layers = {modules[name]: Layer(modules[name], names) for name, names in layers.items()}
         self._seen: list[tuple[nn.Module, Tensor, Tensor]] = []
         for module in self._layers:
             module.register_forward_hook(self._hook)
@@ -120,7 +99,7 @@ class Products:
             layer = self._layers[module]
             layer.depends = given.requires_grad
             if isinstance(module, nn.Linear | nn.Conv2d):
-                a, e = _factors(module, given.detach(), made.detach())
+                a, e = factors_of(module, given.detach(), made.detach())
                 layer.places, layer.width, h = a.shape[1], a.shape[2], e.shape[2]
                 layer.made = 2 * layer.places > 3 and (2 * layer.places) ** 2 * (h + layer.width) > 8 * h * layer.width
                 patches = max(patches, layer.places * layer.width) if layer.made else patches
@@ -129,12 +108,12 @@ class Products:
         self.chunk = max(1, min(MOST, NUMBERS // (numbers + patches)))
         self._room = 1 - min(SLACK[1], SLACK[0] + sum(map(self._growth, self._layers.values())) / 8)
 
-    def _growth(self, layer: _Layer) -> float:
+    def _growth(self, layer: Layer) -> float:
         """By how much of the clip grids could lengthen a layer's part, if every rounding went the same way."""
         if layer.made:
             return 0.0
-        a, v = _bits(self.chunk * layer.places * layer.terms)
-        wide = layer.places * layer.terms * math.sqrt(_outputs(layer.module) * (layer.width + 1))
+        a, v = bits_of(self.chunk * layer.places * layer.terms)
+        wide = layer.places * layer.terms * math.sqrt(outputs(layer.module) * (layer.width + 1))
         return wide * 2.0**-v + math.sqrt(layer.places * (layer.width + 1)) * 2.0**-a
 
     # --- floats: what each layer is given, and the slopes -------------------------------------------------------------------------
@@ -148,7 +127,7 @@ class Products:
         parameters = {name: p.squeeze(0) for name, p in self._problem.split(w.float()).items()}
         return functional_call(self._model, parameters | self._problem.constants(x), (x,))
 
-    def _traced(self, w: Tensor, x: Tensor, y: Tensor) -> list[tuple[_Layer, Tensor, Tensor]]:
+    def _traced(self, w: Tensor, x: Tensor, y: Tensor) -> list[tuple[Layer, Tensor, Tensor]]:
         """Of every layer its input and the slopes by its output, in float32."""
         self._seen, x, y = [], x.float(), y.float() if y.is_floating_point() else y
         try:
@@ -166,10 +145,10 @@ class Products:
 
     # --- integers -----------------------------------------------------------------------------------------------------------------
 
-    def _records(self, points: list[Tensor], x: Tensor, y: Tensor, clip: float, gamma: float) -> tuple[list[_Whole | _Factored], Tensor]:
+    def _records(self, points: list[Tensor], x: Tensor, y: Tensor, clip: float, gamma: float) -> tuple[list[Whole | Factored], Tensor]:
         """The records' integers, layer by layer, and which records keep to the bound, (m,); the others' integers are finite."""
         traced = [self._traced(w, x, y) for w in points]
-        parts = [_part(*found) for found in zip(*traced, strict=True)]
+        parts = [part_of(*found) for found in zip(*traced, strict=True)]
         square = torch.stack([part.square() for part in parts]).sum(0)
         room = (clip - 1.25 * gamma * math.sqrt(self._problem.dim)) * self._room
         sound = torch.isfinite(square)
@@ -217,8 +196,8 @@ class Products:
                 continue
             for size in self.sizes(n):
                 for terms in {1, layer.terms}:
-                    a, v = _bits(self.chunk * layer.places * terms)
-                    rows, h = size * layer.places * terms, _outputs(layer.module)
+                    a, v = bits_of(self.chunk * layer.places * terms)
+                    rows, h = size * layer.places * terms, outputs(layer.module)
                     width = layer.width + ("bias" in layer.names)
                     left, right = (rng.integers(-(2**b), 2**b + 1, (rows, k)) for b, k in ((v, h), (a, width)))
                     left[:, 0], right[:, 0] = 2**v, 2**a
@@ -258,157 +237,5 @@ def _known(problem: Problem) -> dict[str, dict[str, str]] | None:
     return found if whole and sum(map(len, found.values())) == len(problem.shapes) else None
 
 
-def _outputs(layer: nn.Module) -> int:
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # type: ignore[return-value]
-
-
-def _bits(terms: int) -> tuple[int, int]:
-    """(a, v): how large the integers of inputs and slopes may be, if so many of their products are added."""
-    free = GRIDS - (terms - 1).bit_length()
-    return free // 2, free - free // 2
-
-
 def _own(values: Tensor) -> Tensor:
     return values.to(copy=True, memory_format=torch.contiguous_format)
-
-
-# --- factors --------------------------------------------------------------------------------------------------------------------------
-
-
-def _factors(layer: nn.Module, given: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, T, f) what the layer multiplies and (m, T, h) the slopes, at each of its places."""
-    if isinstance(layer, nn.Conv2d):
-        return _patches(layer, given).transpose(1, 2), slope.flatten(2).transpose(1, 2)
-    a, e = (t.reshape(len(t), -1, t.shape[-1]) for t in (given, slope))
-    return a, e
-
-
-def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(m, channels x kernel, places)."""
-    if isinstance(layer.padding, str):
-        around = [d * (k - 1) * (layer.padding == "same") for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-    else:
-        around = [2 * size for size in layer.padding]
-    a = functional.pad(a, [size for both in reversed(around) for size in (both // 2, both - both // 2)]).contiguous()
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    height, width = ((a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1 for i in (0, 1))
-    m, channel, row, column = a.stride()
-    found = a.as_strided((len(a), a.shape[1], kh, kw, height, width), (m, channel, dh * row, dw * column, sh * row, sw * column))
-    return found.reshape(len(a), -1, height * width)
-
-
-def _part(*found: tuple[_Layer, Tensor, Tensor]) -> _Whole | _Factored:
-    """A layer's share in each record's gradient, or in its difference between two points."""
-    layer = found[0][0]
-    if not isinstance(layer.module, nn.Linear | nn.Conv2d):
-        each = [_normed(layer, given, slope) for _, given, slope in found]
-        return _Whole(layer, each[0] if len(each) == 1 else each[0] - each[1])
-    factors = [_factors(layer.module, given, slope) for _, given, slope in found]
-    (a, e), *rest = factors
-    terms: Part = [(a, e)]
-    if rest:
-        (b, f) = rest[0]
-        terms = [(a, e - f), *([(a - b, f)] if layer.depends else [])]
-    if not layer.made:
-        return _Factored(layer, terms)
-    whole = torch.bmm(terms[0][1].transpose(1, 2), terms[0][0])
-    for a, e in terms[1:]:
-        whole.baddbmm_(e.transpose(1, 2), a)
-    return _Whole(layer, torch.cat([whole, terms[0][1].sum(1)[..., None]], 2) if "bias" in layer.names else whole)
-
-
-def _normed(layer: _Layer, given: Tensor, slope: Tensor) -> Tensor:
-    """(m, k, 1 or 2): of a norm's weight and bias."""
-    module = layer.module
-    if isinstance(module, nn.GroupNorm):
-        unit = functional.group_norm(given, module.num_groups, eps=module.eps)
-        each = [(slope * unit).flatten(2).sum(2), slope.flatten(2).sum(2)]
-    else:
-        assert isinstance(module, nn.LayerNorm)
-        unit = functional.layer_norm(given, module.normalized_shape, eps=module.eps)
-        each = [t.reshape(len(t), -1, math.prod(module.normalized_shape)).sum(1) for t in (slope * unit, slope)]
-    return torch.stack([t for name, t in zip(("weight", "bias"), each, strict=True) if name in layer.names], 2)
-
-
-class _Whole:
-    """Each record's part of a gradient itself, (m, h, f): small, or made of many places."""
-
-    def __init__(self, layer: _Layer, rows: Tensor) -> None:
-        self.layer, self.shape, self.rows = layer, rows.shape[1:], rows.flatten(1).double()
-
-    def square(self) -> Tensor:
-        return torch.linalg.vector_norm(self.rows, dim=1).square_()
-
-    verified = square
-
-    def quantise(self, scale: Tensor, sound: Tensor, clip: float, gamma: float, chunk: int) -> None:
-        self.rows.masked_fill_(~sound[:, None], 0.0).mul_((scale / gamma)[:, None]).round_()
-
-    def numbers(self) -> Tensor:
-        return self.rows
-
-    def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        return _named(self.layer, (chosen @ self.rows).view(self.shape))
-
-
-class _Factored:
-    """Each record's factors of a layer's gradient; the products are over all records of a chunk at once."""
-
-    def __init__(self, layer: _Layer, terms: Part) -> None:
-        self.layer, self.terms = layer, terms
-
-    def square(self) -> Tensor:
-        """An upper estimate, in float64 of float32 products."""
-        if len(self.terms) == 1 and self.layer.places == 1:
-            (a, e) = self.terms[0]
-            aa, ee = (torch.linalg.vector_norm(t, dim=(1, 2)).double().square_() for t in (a, e))
-            return ee * (aa + 1 if "bias" in self.layer.names else aa)
-        a, e = (torch.cat(factors, 1) for factors in zip(*self.with_bias(), strict=True))
-        return _squared(a.double(), e.double(), 2.0**-32)
-
-    def with_bias(self) -> Part:
-        """The inputs with a last one of 1, which does not differ between two points."""
-        if "bias" not in self.layer.names:
-            return self.terms
-        return [(functional.pad(a, (0, 1), value=float(at == 0)), e) for at, (a, e) in enumerate(self.terms)]
-
-    def quantise(self, scale: Tensor, sound: Tensor, clip: float, gamma: float, chunk: int) -> None:
-        a_bits, v_bits = _bits(chunk * self.layer.places * len(self.terms))
-        grid = math.ldexp(1.0, math.frexp(clip)[1] - v_bits)  # clip / grid <= 2^v
-        self.rho = grid / math.ldexp(gamma, a_bits)
-        left, right = [], []
-        for a, e in self.with_bias():
-            largest = a.abs().amax((1, 2)).double()
-            top = torch.where(sound & (largest > 0), largest, 1.0)
-            for made, factor, by, bits in ((right, a, 2.0**a_bits / top, a_bits), (left, e, scale * top / grid, v_bits)):
-                whole = factor.to(torch.float64, copy=True, memory_format=torch.contiguous_format).mul_(by[:, None, None]).round_()
-                made.append(whole.clamp_(-(2.0**bits), 2.0**bits).masked_fill_(~sound[:, None, None], 0.0))
-        self.a, self.v = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in (right, left))
-        self.terms = []
-
-    def verified(self) -> Tensor:
-        return _squared(self.a, self.v) * self.rho**2
-
-    def numbers(self) -> Tensor:
-        return torch.cat([self.a.flatten(1), self.v.flatten(1)], 1)
-
-    def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        exact = self.v.mul_(chosen[:, None, None]).flatten(0, 1).t() @ self.a.flatten(0, 1)
-        return _named(self.layer, exact.mul_(self.rho).round_())
-
-
-def _squared(a: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
-    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers are known to so much of themselves."""
-    aa, ee = (torch.linalg.vector_norm(t, dim=2).square_() for t in (a, e))
-    if a.shape[1] == 1:
-        return (aa * ee)[:, 0]
-    products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(e, e.transpose(1, 2))
-    allowed = cancelled * (a.shape[2] + e.shape[2] + a.shape[1] ** 2 + 8)
-    return products.sum((1, 2)).clamp_(min=0.0) + allowed * (aa * ee).sqrt_().sum(1).square_()
-
-
-def _named(layer: _Layer, total: Tensor) -> dict[str, Tensor]:
-    """(h, f) by the names of the parameters: the last column is the bias's."""
-    if len(layer.names) == 1:
-        return {name: total for name in layer.names.values()}
-    return {layer.names["weight"]: total[:, :-1], layer.names["bias"]: total[:, -1]}

@@ -180,7 +180,7 @@ def test_a_dimension_alone_changes_nothing_where_noise_does_not_depend_on_it(sil
 
 
 def test_the_command_refuses_in_one_sentence_and_isrl_is_the_default(silodp):
-    code, _, err = silodp("--trust", "shuffle", "--silos", 5)
+    code, _, err = silodp("--trust", "shuffle", "--silos", 5, "--algorithm", "spider")
     assert (code, err.count("\n")) == (2, 1)
     assert "dimension" in err
     assert silodp("--silos", 2, "--records", 5, "--records", 6)[0] == 2

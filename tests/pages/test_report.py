@@ -51,7 +51,22 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.raises(SystemExit) as stop:
         command(
-            "train", "--data", "wbcd", "--epsilon", 3, "--epsilon", "malignant=2", "--rounds", 8, "--seed", 1, "--out", folder, "--json"
+            "train",
+            "--data",
+            "wbcd",
+            "--epsilon",
+            3,
+            "--epsilon",
+            "malignant=2",
+            "--algorithm",
+            "spider",
+            "--rounds",
+            8,
+            "--seed",
+            1,
+            "--out",
+            folder,
+            "--json",
         )
     assert not stop.value.code
     return folder

@@ -250,7 +250,7 @@ def coverage(replications: Annotated[int, typer.Option(help="Data sets drawn for
     """
     from silodp.lab.studies.coverage import measure
 
-    found = list(measure(positive("replications", replications)))
+    found = list(measure(int(positive("replications", replications))))
     if as_json:
         return dump({"designs": found})
     rows = (

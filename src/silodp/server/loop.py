@@ -38,8 +38,8 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
         start, kept = self.problem.initial([self._coin]), list[Tensor]()
+        fed = Keeping(self._federation())
         try:
-            fed = Keeping(self._federation())
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")

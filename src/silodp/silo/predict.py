@@ -38,7 +38,7 @@ def predict(model: Stored, path: Path, *, threshold: float | None = None, keep: 
 def said(model: Stored, rows: np.ndarray, threshold: float | None, first: dict[str, np.ndarray]) -> pd.DataFrame:
     """`first`, the figures of each row, and the class that is predicted where there are classes."""
     with torch.no_grad():
-        parts = [model.reading(torch.from_numpy(part)) for part in np.array_split(np.asarray(rows, np.float64), max(1, len(rows) // 4096))]
+        parts = [model.reading(torch.from_numpy(part)) for part in np.array_split(np.array(rows, np.float64), max(1, len(rows) // 4096))]
     found = torch.cat(parts)
     if not bool(found.isfinite().all()):
         raise BadInput("the model gives no finite number for some rows; are their values as the schema has them?")

@@ -49,6 +49,8 @@ FITTING = {
     "model_sha256": "",
     "prox_sha256": "",
     "loss_sha256": "",
+    "feature_map": "",
+    "feature_map_sha256": "",
     "socket_group": "",
     "socket_mode": "0660",
     "log_bytes": 10**6,

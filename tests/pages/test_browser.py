@@ -51,7 +51,9 @@ def root(tmp_path_factory, gated, study):
     folder = tmp_path_factory.mktemp("seen") / "runs"
     shutil.copytree(study, folder / "compare-wbcd")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):  # noqa: PT012
-        patch.setattr(sys, "argv", f"silodp train --data wbcd --algorithm spider --epsilon 3 --rounds 20 --seed 1 --json --out {folder}/train".split())
+        patch.setattr(
+            sys, "argv", f"silodp train --data wbcd --algorithm spider --epsilon 3 --rounds 20 --seed 1 --json --out {folder}/train".split()
+        )
         cli.main()
     list(gated.conduct(folder / "clinic", rounds=10, phase=5, epsilon=("1.5",)))
     return folder

@@ -38,8 +38,9 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
         start, kept = self.problem.initial([self._coin]), list[Tensor]()
-        fed = Keeping(self._federation())
+        fed: Keeping | None = None
         try:
+            fed = Keeping(self._federation())
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
@@ -56,6 +57,7 @@ class Run:
             self._close()
         if not kept:
             raise BadInput(f"the run ended before its first iterate: {self.ended}{self._without_model()}")
+        assert fed is not None  # there are iterates
         fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
 

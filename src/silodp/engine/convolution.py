@@ -32,7 +32,7 @@ def conv_known(layer: nn.Conv2d, axes: int) -> bool:
 
 def conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
     """The patches; on a GPU the padded input, from which a kernel reads them where they lie."""
-    a = _padded(layer, a.detach())
+    a = padded(layer, a.detach())
     return a.contiguous() if by_kernel(a) else _patches(layer, a)
 
 
@@ -48,23 +48,29 @@ def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
     """(B, groups, channels x kernel, places); where rows follow each other, strips (B, rows x width of the output, kernel width x channels),
     in which the patches of each kernel row are a slice. (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
     """
-    (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
     if _in_strips(layer):
+        sw, dw, kw, width = layer.stride[1], layer.dilation[1], layer.kernel_size[1], _places(layer, a)[1]
         a = a.permute(0, 2, 3, 1).contiguous()
         record, row, column, channel = a.stride()
         strips = a.as_strided((len(a), a.shape[1], width, kw, a.shape[3]), (record, row, sw * column, dw * column, channel))
         return strips.reshape(len(a), a.shape[1] * width, -1)
+    return patches(layer, a)
+
+
+def patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """(B, groups, channels x kernel, places) of a padded input."""
+    (sh, sw), (dh, dw), (kh, kw), (height, width) = layer.stride, layer.dilation, layer.kernel_size, _places(layer, a)
     a = a.contiguous()
     record, channel, row, column = a.stride()
-    patches = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
-    return patches.reshape(len(a), layer.groups, -1, height * width)
+    found = a.as_strided((*a.shape[:2], kh, kw, height, width), (record, channel, dh * row, dw * column, sh * row, sw * column))
+    return found.reshape(len(a), layer.groups, -1, height * width)
 
 
 def _in_strips(layer: nn.Conv2d) -> bool:
     return layer.stride[0] == 1 and layer.groups == 1
 
 
-def _padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
+def padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
     if isinstance(layer.padding, str):
         whole = [d * (k - 1) * (layer.padding == "same") for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
     else:
@@ -121,7 +127,7 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
 
 
 def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return _Conv.apply(layer, p["weight"], p.get("bias"), _padded(layer, a))  # type: ignore[return-value]
+    return _Conv.apply(layer, p["weight"], p.get("bias"), padded(layer, a))  # type: ignore[return-value]
 
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from silodp.engine.convolution import padded, patches
+
 GRIDS = 53
 Part = list[tuple[Tensor, Tensor]]
 """Terms of a layer's gradient, (m, T, f) inputs and (m, T, h) slopes: one of a gradient, two of a difference."""
@@ -47,23 +49,9 @@ def bits_of(terms: int) -> tuple[int, int]:
 def factors_of(layer: nn.Module, given: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """(m, T, f) what the layer multiplies and (m, T, h) the slopes, at each of its places."""
     if isinstance(layer, nn.Conv2d):
-        return _patches(layer, given).transpose(1, 2), slope.flatten(2).transpose(1, 2)
+        return patches(layer, padded(layer, given)).squeeze(1).transpose(1, 2), slope.flatten(2).transpose(1, 2)
     a, e = (t.reshape(len(t), -1, t.shape[-1]) for t in (given, slope))
     return a, e
-
-
-def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(m, channels x kernel, places)."""
-    if isinstance(layer.padding, str):
-        around = [d * (k - 1) * (layer.padding == "same") for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-    else:
-        around = [2 * size for size in layer.padding]
-    a = functional.pad(a, [size for both in reversed(around) for size in (both // 2, both - both // 2)]).contiguous()
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    height, width = ((a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1 for i in (0, 1))
-    m, channel, row, column = a.stride()
-    found = a.as_strided((len(a), a.shape[1], kh, kw, height, width), (m, channel, dh * row, dw * column, sh * row, sw * column))
-    return found.reshape(len(a), -1, height * width)
 
 
 def part_of(*found: tuple[Layer, Tensor, Tensor]) -> Whole | Factored:

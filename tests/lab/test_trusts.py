@@ -186,6 +186,27 @@ def test_a_theorem_that_asks_for_more_rounds_than_anybody_can_wait_for_is_refuse
 def test_what_the_trust_does_not_go_with_is_named_as_it_was_given():
     with pytest.raises(BadInput, match="--from-theory belongs to --trust isrl"):
         Order(trust="central", noise="theory")
+    with pytest.raises(BadInput, match="--rule belongs to --trust isrl"):
+        Order(trust="shuffle", rule="renyi")
+
+
+def test_a_curators_ledger_takes_the_rule_that_is_named(source, tmp_path):
+    order = replace(SMALL, trust="central", rule="renyi")
+    ran = train(order, source, tmp_path / "run")
+    assert (ran["rule"], planned(order, SIZES)["rule"]) == ("renyi", "renyi")
+    assert ran["silos"][0]["spent_epsilon"] == pytest.approx(planned(order, SIZES)["spent_epsilon"])
+
+
+def test_a_batch_of_epsilons_has_the_noise_of_each_order_alone():
+    for trust in ("isrl", "shuffle", "central"):
+        order = replace(SMALL, trust=trust)
+        batch = prepare(order, "abc", SIZES, dimension=3, epsilons=(0.5, 4.0)).plan
+        for row, epsilon in enumerate(("0.5", "4")):
+            alone = prepare(replace(order, epsilon=(epsilon,)), "abc", SIZES, dimension=3).plan
+            for kind, mechanism in alone.mechanisms.items():
+                for name in ("noise_multiplier", "levels", "noise_bits"):
+                    if hasattr(mechanism, name):
+                        assert torch.equal(getattr(batch.mechanisms[kind], name)[row], getattr(mechanism, name)[0]), (trust, kind, name)
 
 
 @pytest.mark.parametrize("text", ["rounds=10", "local-steps=3"])

@@ -35,7 +35,7 @@ from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.simulation import connect
 from silodp.lab.studies.study import Own
-from silodp.lab.studies.sweep import Tick, unseen
+from silodp.lab.studies.sweep import Tick, scheduled, unseen
 from silodp.lab.tune import Ranges, finish
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
@@ -75,8 +75,8 @@ class Candidate:
 
 def candidates_of(ranges: Ranges, own: Own | None, count: int, coin: int) -> list[Candidate]:
     """So many of all combinations, drawn by a public coin; the order is the draw's."""
-    combinations = itertools.product(ranges.schedules(own), ranges.steps, ranges.clips)
-    every = [Candidate(name, settings, step, clip) for (name, settings), step, clip in combinations]
+    combinations = itertools.product(ranges.orders(own), ranges.steps, ranges.clips)
+    every = [Candidate(order.algorithm, scheduled(order), step, clip) for order, step, clip in combinations]
     if not 1 <= count <= len(every):
         raise BadInput(f"candidates is {count}; choose between 1 and {len(every)}, the number of combinations")
     return [every[i] for i in np.random.default_rng(coin).permutation(len(every))[:count]]

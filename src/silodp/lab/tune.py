@@ -20,11 +20,9 @@ from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder
 from silodp.lab.studies.study import Own
-from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
+from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, scheduled, spread, unseen
 from silodp.lab.synthetic import Shape, synthetic
-from silodp.server.algorithms import find
-from silodp.server.order import finite
-from silodp.server.settings import default_shares
+from silodp.server.order import Order, finite
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
@@ -46,17 +44,19 @@ class Ranges:
             if not values or not all(0 < v < math.inf for v in values):
                 raise BadInput(f"{name} are {values}; give one or more, each greater than 0")
 
-    def schedules(self, own: Own | None) -> list[tuple[str, dict[str, Any]]]:
-        """(algorithm, its settings but the step)."""
+    def orders(self, own: Own | None) -> list[Order]:
+        """One for each schedule; steps and clips are still to be set."""
         pairs = [(r, q) for r in self.rounds for q in self.phases if q <= r]
         if not pairs:
             raise BadInput(f"phases {self.phases} are all larger than rounds {self.rounds}; give a phase that fits")
         found = []
         for r, q in pairs:
-            name, given = (own.algorithm, own.given) if own else ("mb-sgd" if q == 1 else "spider", {})
-            words = {"rounds": r, "phase": q, "local_steps": 1, "inner": q, "restarts": 1, "slope": self.slope, **given}
-            found.append((name, find(name).schedule(words)))
-        return [one for i, one in enumerate(found) if one not in found[:i]]  # an algorithm without phases has one for each number of rounds
+            words: dict[str, Any] = {"rounds": r, "phase": q, "inner": q, "slope": self.slope}
+            found.append(own.order(**words) if own else Order("mb-sgd" if q == 1 else "spider", **words))
+        schedules = [(order.algorithm, scheduled(order)) for order in found]
+        return [
+            order for i, order in enumerate(found) if schedules[i] not in schedules[:i]
+        ]  # one without phases has one for each number of rounds
 
 
 def own_algorithm(text: str | None, given: Mapping[str, str]) -> Own | None:
@@ -86,12 +86,10 @@ class FreeSearch:
 
     def arms(self) -> list[Arm]:
         grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
-        arms = []
-        for name, settings in self.ranges.schedules(self.own):
-            fixed, slope = dict(settings), settings.get("slope")
-            tuned = grid | ({"slope": (fixed.pop("slope"),)} if slope is not None else {})
-            arms.append(Arm("tune", name, fixed, tuned, shares=default_shares(find(name), settings) or {}))
-        return arms
+        return [
+            Arm("tune", order, grid | ({"slope": (order.slope,)} if "slope" in scheduled(order) else {}))
+            for order in self.ranges.orders(self.own)
+        ]  # fmt: skip
 
     def split(self, trial: int, data_dir: Path | None) -> Split:
         if self.shape:

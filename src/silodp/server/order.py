@@ -113,7 +113,8 @@ class Order:
                     "weights by precision belong to --trust isrl: a total, or a curator, counts each record alike; leave them out"
                 )
             noise = "--from-theory" if self.noise == "theory" else "--noise"
-            for name, given in ((noise, self.noise != "exact"), ("--rule", self.rule is not None), ("--user-level", self.user_level)):
+            ruled = self.rule is not None and self.trust == "shuffle"  # binomial noise has a rule of its own
+            for name, given in ((noise, self.noise != "exact"), ("--rule", ruled), ("--user-level", self.user_level)):
                 if given:
                     raise BadInput(f"{name} belongs to --trust isrl; leave it out")
 

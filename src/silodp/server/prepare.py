@@ -7,7 +7,7 @@ and a run over a network follow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,8 +79,12 @@ def prepare(
     budgets: Sequence[Budget] | None = None,
     dimension: int | None = None,
     scaled: int | None = None,
+    epsilons: Sequence[float] = (),
 ) -> Prepared:
-    """`budgets` are the silos' own, where they have some. `scaled`: so many features whose scaling is learnt first, within the budget."""
+    """`budgets` are the silos' own, where they have some. `scaled`: so many features whose scaling is learnt first, within the budget.
+
+    `epsilons` plan a batch of runs, one for each, that differ from the order in epsilon alone; infinite is without noise, for baselines.
+    """
     algorithm = find(order.algorithm)
     theorem = None
     if order.noise == "theory":
@@ -99,19 +103,20 @@ def prepare(
     run = prepared(algorithm, settings, order.step)
     why, totals = _why_together(order), order.trust == "shuffle"
     rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", totals) if why else run
+    who = participation()
+    if order.trust == "central":
+        mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
+    runs = [[replace(budget, epsilon=epsilon) for budget in mine] for epsilon in epsilons] or [mine]
     if order.trust == "shuffle":
-        plan = _totals(order, algorithm, settings, samplings, mine, counts, participation(), dimension, rehearsed, scaled)
+        plan = _totals(order, algorithm, settings, samplings, runs, counts, who, dimension, rehearsed, scaled)
     else:
-        who = participation()
-        if order.trust == "central":
-            mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
-        plan = _gaussian(order, algorithm, settings, samplings, mine, counts, who, rehearsed, scaled)
+        plan = _gaussian(order, algorithm, settings, samplings, runs, counts, who, rehearsed, scaled)
         plan = _with_theorems_noise(plan, theorem) if theorem else plan
     return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
 
 
 def _gaussian(
-    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], budgets: list[Budget], counts: Sequence[int],
+    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
     who: Everyone, run: Run, scaled: int | None,
 ) -> Plan:  # fmt: skip
     """Noise of each silo's own, scaling included, in one dry run."""
@@ -119,16 +124,16 @@ def _gaussian(
     if order.noise == "paper":
         if order.sampling not in (None, "full"):
             raise BadInput("the paper's constants are shown for full batches only; leave --sampling out")
-        cells = [paper_multipliers(order.algorithm, b, settings) for b in budgets]
-        noisy = {kind: replace(m, noise_multiplier=_row(c[kind] for c in cells)) for kind, m in mechanisms.items()}
-        return with_multipliers(run, noisy, counts, budgets, who)
+        cells = [[paper_multipliers(order.algorithm, b, settings) for b in row] for row in runs]
+        noisy = {kind: replace(m, noise_multiplier=_rows([c[kind] for c in row] for row in cells)) for kind, m in mechanisms.items()}
+        return with_multipliers(run, noisy, counts, runs, who)
     shares = default_shares(algorithm, settings, order.anchor_share)
     if scaled is not None:
         shares = shares or dict.fromkeys(algorithm.kinds, 1.0)
         mechanisms |= {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in SCALING}
         shares = {kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()} | dict.fromkeys(SCALING, SCALING_SHARE / 2)
         run = _after_scaling(run, scaled)
-    return calibrate(run, mechanisms, budgets, counts, who, shares=shares, rule=order.rule)
+    return calibrate(run, mechanisms, runs, counts, who, shares=shares, rule=order.rule)
 
 
 def _after_scaling(run: Run, features: int) -> Run:
@@ -181,15 +186,15 @@ class _Together:
         raise BadInput(self._why)
 
 
-def _row(numbers: Any) -> Tensor:
-    return torch.tensor([list(numbers)], dtype=torch.float64)
+def _rows(numbers: Iterable[list[float]]) -> Tensor:
+    return torch.tensor(list(numbers), dtype=torch.float64)
 
 
 # --- through a shuffler ----------------------------------------------------------------------------------------------------------
 
 
 def _totals(
-    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], budgets: list[Budget], counts: Sequence[int],
+    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
     who: Everyone, dimension: int | None, run: Run, scaled: int | None,
 ) -> Plan:  # fmt: skip
     """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
@@ -203,8 +208,8 @@ def _totals(
         raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
     least, shares = least_of(order, who), default_shares(algorithm, settings, order.anchor_share)
     mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
-    budget = [least_of_all(budgets)]
-    return calibrate_shuffled(run, mechanisms, budget, counts, who, dimension=dimension, least=least, shares=shares)
+    budgets = [least_of_all(row) for row in runs]
+    return calibrate_shuffled(run, mechanisms, budgets, counts, who, dimension=dimension, least=least, shares=shares)
 
 
 def asked_at_least(who: Everyone) -> int:
@@ -269,7 +274,7 @@ def _with_theorems_noise(plan: Plan, found: theory.Prescription) -> Plan:
     for kind, m in plan.mechanisms.items():
         largest = m.clipped(2 * m.clip) if kind == "refine" else m
         sigma = std[kind]
-        noisy[kind] = m if sigma is None else replace(m, noise_multiplier=_row(sigma / largest.sensitivity(n) for n in plan.counts))
+        noisy[kind] = m if sigma is None else replace(m, noise_multiplier=_rows([[sigma / largest.sensitivity(n) for n in plan.counts]]))
     made = replace(plan, mechanisms=noisy)
     for budget, spent in zip(plan.budgets[0], made.spent()[0].tolist(), strict=True):
         if not spent <= budget.epsilon:

@@ -15,6 +15,7 @@ from silodp.lab.studies.compare import carry_out, improvement, read_table
 from silodp.lab.studies.gallery import reading, significant, write_gallery
 from silodp.lab.studies.study import ARMS, FEATURES, FIGURES, STUDIES, Grid, Study, reduced, studies_by_name
 from silodp.lab.studies.sweep import Arm, Store, best_settings, pending
+from silodp.server.order import Order
 
 GRID = Grid((0.3, 1.0), (1.0,), (1, 2), slopes=(1.0,), kappas=(0.7,), momenta=(0.5,), adam_steps=(0.1,), shares=(0.5,))
 TINY = Study("wbcd", 4, GRID, trials=2, epsilons=(1.0, 6.0), model="mlp:3", methods=("spider", "mb-sgd", "mb-sgd-paper", "mb-sgd-open"))
@@ -96,9 +97,9 @@ def test_results_do_not_depend_on_what_else_is_in_the_batch():
     """A run's numbers are its own: alone, or among the runs of a larger grid."""
     split = lab.DATASETS["wbcd"].load(0, None)
     problem = TINY.problem((30,), 2)
-    settings = {"rounds": 4, "phase": 2}
-    small = Arm("spider", "spider", settings, {"step": (1.0,), "clip": (1.0,), "slope": (1.0,)})
-    large = Arm("spider", "spider", settings, {"step": (0.3, 1.0), "clip": (1.0,), "slope": (1.0,)})
+    order = Order("spider", rounds=4, phase=2)
+    small = Arm("spider", order, {"step": (1.0,), "clip": (1.0,), "slope": (1.0,)})
+    large = Arm("spider", order, {"step": (0.3, 1.0), "clip": (1.0,), "slope": (1.0,)})
     alone = next(iter(sweep.run_arm(small, problem, split, 0, (6.0,))))
     among = next(r for r in sweep.run_arm(large, problem, split, 0, (1.0, 6.0)) if r["step"] == 1.0 and r["epsilon"] == 6.0)
     assert among["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
@@ -216,4 +217,4 @@ def test_a_study_on_public_features_has_the_splits_of_the_others_and_a_linear_mo
     problem = study.problem((190,), 2)
     assert problem.dim == 191
     assert not problem.initial([0, 1]).any(), "a convex problem starts at zero"
-    assert [(arm.curve, arm.algorithm) for arm in study.arms()] == [("linear", "momentum")]
+    assert [(arm.curve, arm.order.algorithm) for arm in study.arms()] == [("linear", "momentum")]

@@ -18,8 +18,6 @@ from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
 from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
-from silodp.server.algorithms import find
-from silodp.server.settings import sampling_by_name
 from silodp.silo.data.datasets import DATASETS, Split
 
 NOTE = "Tuning (by training loss, as in the paper) and standardisation of the features look at the data and are not charged to the budget."
@@ -66,10 +64,8 @@ def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | Non
     problem.model.to(device)
     if trial == 0:
         _describe(folder, study, split, problem.dim)
-    who = study.participation(arm, len(split.train), trial)
-    algorithm = find(arm.algorithm)
-    batch = sampling_by_name(None if algorithm.disjoint else study.sampling, algorithm, study.rounds)
-    return folder, arm, trial, list(run_arm(arm, problem, split, trial, study.epsilons, who, batch, study.draw))
+    placed = study.placed(arm, len(split.train))
+    return folder, arm, trial, list(run_arm(placed, problem, split, trial, study.epsilons, study.draw))
 
 
 def _on_gpu(study: Study, gpu: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,8 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.host.extension import file_hash, load
 from silodp.lab.studies.sweep import Arm
-from silodp.server.algorithms import find
-from silodp.server.federation import Balanced, Everyone, Uniform
-from silodp.server.settings import default_shares
+from silodp.server.algorithms import WORDS, find
+from silodp.server.order import Order
 
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 
@@ -85,15 +85,17 @@ class Own:
     def of(cls, text: str, given: Mapping[str, str]) -> Own:
         return cls(text, dict(given), file_hash(text))
 
+    def order(self, **words: Any) -> Order:
+        """An order of these words, and of what is given; the rest is as in every order."""
+        given = {name: WORDS[name].parse(name, text) for name, text in self.given.items() if name in WORDS}
+        own = tuple(f"{name}={text}" for name, text in self.given.items() if name not in WORDS)
+        return Order(self.algorithm, **words | given, settings=own)
+
     def arm(self, study: Study) -> Arm:
-        algorithm = find(self.algorithm)
-        few = min(5, study.rounds)
-        settings = algorithm.schedule({"rounds": study.rounds, "phase": few, "inner": few, "restarts": 1, "local_steps": 2, **self.given})
-        slopes = {"slope": study.grid.slopes} if "slope" in settings and "slope" not in self.given else {}
-        shares = default_shares(algorithm, settings) or {}
-        return Arm(
-            self.algorithm, self.algorithm, {k: v for k, v in settings.items() if k not in slopes}, _tuned(study, **slopes), shares=shares
-        )
+        few = min(Order.phase, study.rounds)
+        order = self.order(rounds=study.rounds, phase=few, inner=few)
+        slopes = {"slope": study.grid.slopes} if "slope" in find(self.algorithm).settings and "slope" not in self.given else {}
+        return Arm(self.algorithm, order, _tuned(study, **slopes))
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,14 @@ class Study:
         study.arms()  # what is wrong is said before anything is run
         return study
 
-    def participation(self, arm: Arm, silos: int, trial: int) -> Callable[[], Everyone]:
-        if arm.curve == "balanced":
-            return lambda: Balanced(silos, max(1, silos // 2), seed=trial)
-        if self.cohort is None:
-            return lambda: Everyone(silos)
-        cohort = self.cohort
-        return lambda: Uniform(silos, cohort, seed=trial)
+    def placed(self, arm: Arm, silos: int) -> Arm:
+        """The arm with the study's batches, and those of so many silos that answer a round."""
+        algorithm, half = find(arm.order.algorithm), max(1, silos // 2)
+        who = f"balanced:{half}" if arm.curve == "balanced" else f"uniform:{self.cohort}" if self.cohort else "all"
+        batches = None if self.sampling == "full" or algorithm.disjoint else self.sampling
+        if batches and "anchor" in algorithm.kinds:
+            batches = ",".join(f"{kind}={'full' if kind == 'anchor' else batches}" for kind in algorithm.kinds)
+        return replace(arm, order=replace(arm.order, participation=who, sampling=batches))
 
     def problem(self, features: Sequence[int], classes: int) -> Problem:
         if self.model == "cnn":
@@ -155,44 +158,53 @@ def _tuned(study: Study, **more: tuple[float, ...]) -> dict[str, tuple[float, ..
     return {"step": study.grid.steps, "clip": study.grid.clips, **more}
 
 
-def _spider(study: Study, curve: str, noise: str, phases: Sequence[int], algorithm: str = "spider") -> list[Arm]:
+def _arm(study: Study, curve: str, noise: str, grid: dict[str, tuple[float, ...]], algorithm: str, **words: Any) -> Arm:
+    """`noise` is exact, the paper's, or none."""
+    order = Order(algorithm, rounds=study.rounds, noise="paper" if noise == "paper" else "exact", **words)
+    return Arm(curve, order, grid, private=noise != "none")
+
+
+def _spider(study: Study, curve: str, noise: str, phases: Sequence[int], algorithm: str = "spider", **words: Any) -> list[Arm]:
     """One arm for each phase; the paper's noise goes with plain differences, ours with clipped ones.
 
     Phase 1 is MB-SGD, whose runs count for SPIDER too; with the paper's constants it is not, for SPIDER's anchors get more noise.
     """
-    slopes = (math.inf,) if noise == "paper" else study.grid.slopes
-    return [
-        Arm(
-            curve, algorithm, {"rounds": study.rounds, "phase": q}, _tuned(study, slope=slopes), noise,
-            shares=default_shares(find(algorithm), {"phase": q, "slope": 1.0}) or {} if noise == "exact" else {},
-        )
-        for q in phases if (1 if noise == "paper" else 2) <= q <= study.rounds
-    ]  # fmt: skip
+    grid = _tuned(study, slope=(math.inf,) if noise == "paper" else study.grid.slopes)
+    least = 1 if noise == "paper" else 2
+    return [_arm(study, curve, noise, grid, algorithm, phase=q, **words) for q in phases if least <= q <= study.rounds]
 
 
 def _both_forms(study: Study, curve: str, noise: str, phases: Sequence[int]) -> list[Arm]:
     slopes = (math.inf,) if noise == "paper" else study.grid.slopes[-1:]
-    alternate = Arm(curve, "spider-alternate", {"rounds": study.rounds}, _tuned(study, slope=slopes), noise)
+    alternate = _arm(study, curve, noise, _tuned(study, slope=slopes), "spider-alternate", anchor_share=0.5)
     return _spider(study, curve, noise, phases) + ([alternate] if study.grid.alternate else [])
 
 
 def _shared(study: Study) -> list[Arm]:
     """SPIDER with phases > 1, with the default split of the budget and with others."""
-    arms = _spider(study, "spider-diff", "exact", study.grid.phases)
-    return arms + [replace(arm, shares={"anchor": s, "refine": 1 - s}) for arm in arms for s in study.grid.shares]
+    return [
+        arm for s in (None, *study.grid.shares) for arm in _spider(study, "spider-diff", "exact", study.grid.phases, anchor_share=s)
+    ]  # fmt: skip
 
 
-def _mb_sgd(study: Study, curve: str, noise: str) -> list[Arm]:
-    return [Arm(curve, "mb-sgd", {"rounds": study.rounds}, _tuned(study), noise)]
+def _mb_sgd(study: Study, curve: str, noise: str, **words: Any) -> list[Arm]:
+    return [_arm(study, curve, noise, _tuned(study), "mb-sgd", **words)]
 
 
 def _local(study: Study, curve: str, noise: str, algorithm: str = "local-sgd") -> list[Arm]:
     grid = {"step": study.grid.local_steps or study.grid.steps, "clip": study.grid.clips}
-    return [Arm(curve, algorithm, {"rounds": study.rounds, "local_steps": k}, grid, noise) for k in study.grid.local]
+    return [_arm(study, curve, noise, grid, algorithm, local_steps=k) for k in study.grid.local]
 
 
-def _rival(study: Study, algorithm: str, **grid: tuple[float, ...]) -> list[Arm]:
-    return [Arm(algorithm, algorithm, {"rounds": study.rounds}, _tuned(study, **grid))]
+def _rival(study: Study, algorithm: str, curve: str = "", **grid: tuple[float, ...]) -> list[Arm]:
+    return [_arm(study, curve or algorithm, "exact", _tuned(study, **grid), algorithm)]
+
+
+def _trusting(study: Study, name: str, trust: str) -> list[Arm]:
+    """A curator's budget is counted as a shuffle's is, at a Renyi order, so that the two differ in what is trusted alone."""
+    words = {"trust": trust, "rule": "renyi" if trust == "central" else None}
+    curve = f"{name}-{trust}"
+    return _mb_sgd(study, curve, "exact", **words) if name == "mb-sgd" else _spider(study, curve, "exact", study.grid.phases, **words)
 
 
 ARMS: dict[str, Callable[[Study], list[Arm]]] = {
@@ -213,12 +225,9 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "momentum": lambda s: _rival(s, "momentum", momentum=s.grid.momenta),
     "adam": lambda s: _rival(s, "adam", step=s.grid.adam_steps, momentum=(0.0, 0.9)),
     "balanced": lambda s: _mb_sgd(s, "balanced", "exact"),
-    "linear": lambda s: [replace(arm, curve="linear") for arm in _rival(s, "momentum", momentum=s.grid.momenta)],
+    "linear": lambda s: _rival(s, "momentum", "linear", momentum=s.grid.momenta),
     **{
-        f"{name}-{trust}": lambda s, name=name, trust=trust: [
-            replace(arm, curve=f"{name}-{trust}", trust=trust)
-            for arm in (_mb_sgd(s, name, "exact") if name == "mb-sgd" else _spider(s, name, "exact", s.grid.phases))
-        ]
+        f"{name}-{trust}": lambda s, name=name, trust=trust: _trusting(s, name, trust)
         for name in ("mb-sgd", "spider") for trust in ("shuffle", "central")
     },
 }  # fmt: skip

@@ -8,8 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,19 +16,15 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
-from silodp.core.sampling import FullBatch, Sampling
-from silodp.lab.simulation import simulate
+from silodp.lab.simulation import connect
 from silodp.server.algorithms import find
-from silodp.server.federation import Everyone
+from silodp.server.order import Order
 from silodp.server.output import output
-from silodp.server.paper import paper_multipliers
-from silodp.server.plan import Plan, calibrate, with_multipliers
-from silodp.server.prepare import asked_at_least
-from silodp.server.shuffled import calibrate_shuffled
+from silodp.server.prepare import prepare
+from silodp.server.settings import default_shares
 from silodp.silo.data.datasets import Split
+from silodp.silo.ledger.memory import MemoryLedger
 from silodp.testing.evaluate import error_rate, training_loss
 
 Result = TypeVar("Result")
@@ -41,24 +36,30 @@ GRID = ("step", "clip", "slope", "momentum", "kappa")
 """Hyper-parameters that may differ between the runs of one batch; everything else shapes the schedule and is fixed per arm."""
 
 
+def scheduled(order: Order) -> dict[str, Any]:
+    """The settings of the order's algorithm."""
+    return find(order.algorithm).schedule(order.schedule)
+
+
 @dataclass(frozen=True)
 class Arm:
-    """One curve's batch of runs: an algorithm, a fixed schedule, a grid of the rest, and where its noise comes from."""
+    """One curve's batch of runs: an order, whose schedule and noise they share, and a grid of the rest."""
 
     curve: str
-    algorithm: str
-    settings: dict[str, Any]
+    order: Order
     grid: dict[str, tuple[float, ...]]
-    noise: str = "exact"
-    """"exact" (calibrated), "paper" (the paper's constants) or "none"."""
-    shares: dict[str, float] = field(default_factory=dict)
-    trust: str = "isrl"
-    """"isrl" (nobody), "shuffle" (a shuffler that waits for all silos) or "central" (one gate for all records, with Renyi accounting)."""
+    private: bool = True
+    """Whether there is noise at all; without it a run is a baseline."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The algorithm's, but those of the grid."""
+        return {name: value for name, value in scheduled(self.order).items() if name not in self.grid}
 
     @property
     def key(self) -> str:
         share = [f"share={self.share}"] if self.share else []
-        return ",".join([self.curve, self.algorithm, *(f"{k}={v}" for k, v in sorted(self.columns.items())), *share])
+        return ",".join([self.curve, self.order.algorithm, *(f"{k}={v}" for k, v in sorted(self.columns.items())), *share])
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -67,59 +68,42 @@ class Arm:
 
     @property
     def share(self) -> str:
-        """The anchors' share of the budget, where there are anchors."""
-        return f"{self.shares['anchor']:.3g}" if "anchor" in self.shares else ""
+        """The anchors' share of the budget, where they are given one."""
+        if not self.private or self.order.noise == "paper":
+            return ""
+        shares = default_shares(find(self.order.algorithm), scheduled(self.order), self.order.anchor_share) or {}
+        return f"{shares['anchor']:.3g}" if "anchor" in shares else ""
 
     def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
         """The runs of the batch: the grid, for each epsilon."""
         names = [name for name in GRID if name in self.grid]
-        targets = (math.inf,) if self.noise == "none" else epsilons
         return [
             {"epsilon": e, **dict(zip(names, values, strict=True))}
-            for e in targets
+            for e in (epsilons if self.private else (math.inf,))
             for values in itertools.product(*(self.grid[name] for name in names))
         ]
 
 
 def run_arm(
-    arm: Arm,
-    problem: Problem,
-    split: Split,
-    trial: int,
-    epsilons: Sequence[float],
-    participation: Callable[[], Everyone] | None = None,
-    sampling: Sampling | None = None,
-    draw: int = 0,
+    arm: Arm, problem: Problem, split: Split, trial: int, epsilons: Sequence[float], draw: int = 0
 ) -> Iterator[dict[str, float | str]]:
     """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error and what was really spent.
 
-    `sampling` is that of gradients and differences (every record by default); anchors always take every record. `draw` says which of the
-    draws of all noise it is: runs of one trial and draw share theirs, whatever their epsilon.
+    `draw` says which of the draws of all noise it is: runs of one trial and draw share theirs, whatever their epsilon.
     """
-    points = arm.points(epsilons)
-    records = split.train.pooled() if arm.trust == "central" else split.train
-    counts = records.counts
-    algorithm = find(arm.algorithm)
-    device = split.train.x.device
+    order, points, records, device = replace(arm.order, seed=trial), arm.points(epsilons), split.train, split.train.x.device
+    made = prepare(order, records.names, records.counts, dimension=problem.dim, epsilons=[p["epsilon"] for p in points])
+    budgets = made.plan.budgets.tolist()
+    if order.noise == "paper":  # the ledger only counts here: the constants may pass their own claim, and the row says by how much
+        budgets = [[replace(budget, epsilon=math.inf) for budget in row] for row in budgets]
+    ledger = MemoryLedger(made.plan.rule, budgets, made.plan.counts)
+    seeds = [(trial, draw) if draw else trial] * len(points)
+    fed = connect(order.trust, problem, records, ledger, seeds, made.participation(), made.weights(records.counts))
     columns = {name: torch.tensor([[p[name]] for p in points], device=device) for name in GRID if name in arm.grid}
     clip = columns.pop("clip")
-    batch = sampling or FullBatch()
-    mechanisms = {kind: Gaussian(kind, 1.0, 0.0, FullBatch() if kind == "anchor" else batch) for kind in algorithm.kinds}
-
-    def run(fed, problem, w, **mechanisms):
-        return algorithm.run(fed, problem, w, **arm.settings, **columns, **mechanisms)
-
-    def dry(fed, problem, w, **mechanisms):
-        first = {name: float(c[0, 0]) for name, c in columns.items()}
-        return algorithm.run(fed, problem, w, **arm.settings, **first, **mechanisms)
-
-    who = participation or (lambda: Everyone(len(counts)))
-    if arm.trust == "central":
-        who = partial(Everyone, 1)
-    plan = _plan(arm, dry, mechanisms, points, counts, who(), delta=max(split.train.counts) ** -2.0, dimension=problem.dim)
-    fed, ledger = simulate(problem, records, plan, [(trial, draw) if draw else trial] * len(points), who())
     start = problem.initial([trial]).to(device).expand(len(points), -1)
-    w = output(run(fed, problem, start, **{kind: m.clipped(clip) for kind, m in plan.mechanisms.items()}))
+    mechanisms = {kind: m.clipped(clip) for kind, m in made.mechanisms.items()}
+    w = output(made.algorithm.run(fed, problem, start, **made.settings | columns, **mechanisms))
     loss, error = training_loss(problem, w, split.train), error_rate(problem, w, split.test_x, split.test_y)
     claims = ledger.epsilon().max(1).tolist()
     for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
@@ -127,28 +111,6 @@ def run_arm(
             "unit": arm.key, "curve": arm.curve, "trial": trial, "share": arm.share, **arm.columns, **point,
             "train_loss": a if math.isfinite(a) else math.inf, "test_error": b, "spent_epsilon": spent,
         }  # fmt: skip
-
-
-def _plan(arm: Arm, dry, mechanisms, points, counts, participation, *, delta: float, dimension: int) -> Plan:
-    """Under ISRL-DP a silo's delta is its own 1/n^2; totals of all silos have one `delta`, that of the largest silo."""
-    if arm.trust != "isrl":
-        shared = [Budget(p["epsilon"], delta) for p in points]
-        if arm.trust == "central":
-            return calibrate(dry, mechanisms, [[b] for b in shared], counts, participation, shares=arm.shares or None, rule="renyi")
-        least = asked_at_least(participation)
-        return calibrate_shuffled(
-            dry, mechanisms, shared, counts, participation, dimension=dimension, least=least, shares=arm.shares or None
-        )
-    budgets = [[Budget(p["epsilon"], n**-2.0) for n in counts] for p in points]
-    if arm.noise != "paper":
-        return calibrate(dry, mechanisms, budgets, counts, participation, shares=arm.shares or None)
-    rows = [[paper_multipliers(arm.algorithm, b, arm.settings) for b in row] for row in budgets]
-    noisy = {
-        kind: replace(m, noise_multiplier=torch.tensor([[cell[kind] for cell in row] for row in rows], dtype=torch.float64))
-        for kind, m in mechanisms.items()
-    }
-    # the ledger only counts here: the paper's constants may pass their own claim, and the row says by how much
-    return with_multipliers(dry, noisy, counts, [[Budget(math.inf, n**-2.0) for n in counts]] * len(points), participation)
 
 
 Tick = Callable[[int, int], None]

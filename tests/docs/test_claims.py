@@ -69,22 +69,24 @@ def test_no_verdict_is_read_from_the_small_grid_of_cifar10():
                 assert "Under our protocol" not in section
 
 
-def test_the_readme_says_of_the_demo_what_its_table_says():
+def test_the_page_of_the_demo_says_what_its_table_says():
+    page = words_of("demo.md")
     for words, over, of in (
         ("takes 24.2 % off the error of SPIDER", "spider-diff-paper", "spider-diff"),
         ("and 6.7 % off MB-SGD's", "mb-sgd-paper", "mb-sgd"),
     ):
-        assert words in README
+        assert words in page
         assert f"{improvement(DEMO, over, of):.1f} %" in words
     grid = demo("wbcd", 25, hidden=5, full=False).grid
     assert (grid.phases, grid.alternate) == ((1, 2, 5), False)
-    assert "Tuned over phases 1, 2 and 5, without its alternate form, SPIDER picks phase 1 at every epsilon" in README
+    assert "Tuned over phases 1, 2 and 5, without its alternate form, SPIDER picks phase 1 at every epsilon" in page
     assert {r["algorithm"] for r in DEMO if r["curve"] == "spider"} == {"mb-sgd"}
     spent = next(r["spent_epsilon"] for r in DEMO if (r["curve"], r["epsilon"]) == ("mb-sgd-paper", 18.0))
-    assert f"claiming 18, its MB-SGD spends {rounded_up(spent, 2, 'f')}." in README
+    assert f"claiming 18, its MB-SGD spends {rounded_up(spent, 2, 'f')}." in page
 
 
-def test_the_readmes_table_is_the_demos():
+def test_the_demos_page_has_the_demos_table():
+    page = words_of("demo.md")
     by = {(r["curve"], r["epsilon"]): r for r in DEMO}
 
     def cells(epsilon: float) -> Iterator[str]:
@@ -96,7 +98,16 @@ def test_the_readmes_table_is_the_demos():
             yield from (rounded_up(r["spent_epsilon"], 2, "f") for _ in really)
 
     for epsilon in sorted({e for _, e in by if e}):
-        assert f"| {epsilon:g} | {' | '.join(cells(epsilon))} |" in README
+        assert f"| {epsilon:g} | {' | '.join(cells(epsilon))} |" in page
+
+
+def test_the_readmes_three_columns_are_the_leaderboards():
+    error = {(r["curve"], r["epsilon"]): 100 * r["test_error"] for r in table("leaderboard-mnist") + table("leaderboard-mnist-linear")}
+    linear = next(c for c, _ in error if c in {r["curve"] for r in table("leaderboard-mnist-linear")})
+    rows = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", README)
+    assert len(rows) == 4
+    for epsilon, network, features in rows:
+        assert (network, features) == tuple(f"{error[c, float(epsilon)]:.1f}" for c in ("mb-sgd", linear))
 
 
 # --- the leaderboard and the algorithms' pages --------------------------------------------------------------------------------------
@@ -132,7 +143,7 @@ def test_what_the_algorithms_pages_say_of_the_leaderboard_is_in_its_tables():
     assert least == {1.5, 3.0, 18.0}
 
 
-def test_variance_reduction_is_ahead_where_the_readme_says_and_nowhere_else():
+def test_variance_reduction_is_ahead_where_the_page_of_the_demo_says_and_nowhere_else():
     ahead = set()
     for path in sorted((DOCS / "figures").glob("variance-*.csv")):
         rows = read_table(path)
@@ -142,7 +153,7 @@ def test_variance_reduction_is_ahead_where_the_readme_says_and_nowhere_else():
             if gallery.significant([r for r in rows if r["epsilon"] == e], "spider-diff", "mb-sgd")[0]
         }
     assert ahead == {("variance-mnist-R50-poisson0.02", 6.0), ("variance-mnist-R50-poisson0.02", 18.0)}
-    assert "(under this protocol on small batches of MNIST with a large budget)" in README
+    assert "(under this protocol on small batches of MNIST with a large budget)" in words_of("demo.md")
 
 
 # --- trust --------------------------------------------------------------------------------------------------------------------------

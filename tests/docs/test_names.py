@@ -66,3 +66,31 @@ def test_the_check_of_names_can_fail():
     assert not there("silodp.lab.nowhere")
     assert not there("silodp.core.query.Nothing")
     assert list(files("`core/query.py` and `silo/answer/`, not `policy.toml`")) == ["core/query.py", "silo/answer"]
+
+
+def test_every_code_of_a_refusal_has_a_line_that_says_what_to_do():
+    from silodp.silo.service.policy import CODES
+
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    assert [code for code in CODES if f"`{code}`" not in page] == []
+
+
+def test_the_words_that_help_texts_use_are_in_the_glossary():
+    page = (ROOT / "docs/glossary.md").read_text()
+    words = (
+        "Silo",
+        "Record",
+        "Gate",
+        "Courier",
+        "Release",
+        "Ledger",
+        "Clip",
+        "Phase",
+        "mu",
+        "Shuffler",
+        "Masks",
+        "Asker",
+        "Schema",
+        "Policy",
+    )
+    assert [word for word in words if f"- **{word}**" not in page] == []

@@ -39,7 +39,7 @@ def test_every_algorithm_has_a_page_with_its_source_its_figure_and_a_command(nam
     assert f"({name}.svg)" in page
     assert (DOCS / "algorithms" / f"{name}.svg").stat().st_size > 5_000
     assert f"--algorithm {name} " in page
-    for heading in ("## The step", "## Guarantee", "## When to use it", "## Source", "## How it moves"):
+    for heading in ("## The step", "## Guarantee", "## When to use it", "## Source", "## A picture of its steps"):
         assert heading in page
     assert f"[{name}]({name}.md)" in (DOCS / "algorithms/index.md").read_text()
 

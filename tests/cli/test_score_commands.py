@@ -163,7 +163,7 @@ def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
     told = ("--silo", write_csv(tmp_path / "a.csv", 200, 0), "--model", "m.py:build", "--algorithm", "mb-sgd", "--rounds", 3)
     silodp("train", *told, "--held-out", 0.25, "--out", tmp_path / "run")
     monkeypatch.chdir("/")
-    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == {"loss", "accuracy", "auc"}
+    assert {"loss", "accuracy", "auc"} < set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"])
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,10 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     assert last[0]["figures"]["auc"]["too_noisy"] is True
     assert {"value", "low", "high"} < set(last[0]["figures"]["auc"])
     for shown in (text, *_pages(tmp_path / "r")):
-        assert re.search(f"auc[ │]+{TOO_NOISY}", shown)
+        assert re.search(f"AUC[ │]+{TOO_NOISY}", shown)
         assert "95 % interval covers more than half" in shown
     silodp("evaluate", "r/one", "--epsilon", 1000)
-    assert not re.search(f"auc[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
+    assert not re.search(f"AUC[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
 
 
 def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_path):

@@ -34,8 +34,8 @@ Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a
 Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
 REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
 SAID = (
-    "noise: standard error by the mechanism, which is known; 95 %: the interval for these held-out records, by noise alone; "
-    "sampling: standard error since there are only so many of them, estimated from released figures."
+    "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
+    "estimated from released figures; 95 %: the interval by both together."
 )
 
 
@@ -179,9 +179,15 @@ def federation_evaluate(
     with interruptible(REPEATED):
         found = score(
             fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
-            classes=len(cards[0].classes), bins=bins, cap=cap, label=label,
+            classes=len(cards[0].classes), bins=bins, cap=cap, label=label, loss=problem.loss,
         )  # fmt: skip
-    answer = {"scores": as_rows(found), "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": str(place)}
+    answer = {
+        "scores": as_rows(found, len(cards[0].classes)),
+        "silos": _charged(cards, budgets),
+        "cap": cap,
+        "bins": bins,
+        "run": str(place),
+    }
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
@@ -283,17 +289,22 @@ def _show_charged(silos: Sequence[dict]) -> None:
 
 
 def _show_scores(rows: Sequence[dict]) -> None:
-    from silodp.core.figures import WHY, cells
+    from silodp.core import verdict
+    from silodp.core.figures import WHY
 
-    lines = (
-        (*((row["name"], row["held_out"]) if k == 0 else ("", "")), name, *cells(figure))
-        for row in rows
-        for k, (name, figure) in enumerate(row["figures"].items())
-    )
-    show(table("silo|records>|figure|value>|95 %>!|noise>!|sampling>!", lines, title="Held-out records, by private releases"))
+    whole = rows[0]
+    lines = [(name.replace("auc", "AUC"), *verdict.cells(whole, name)) for name in whole["figures"]]
+    show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
+    if stretches := verdict.reliable(whole):
+        show(table("predicted risk|observed share>|95 %>!|records>", stretches, title="Do the risks come true?"))
+    if len(rows) > 2:
+        columns, by_silo = verdict.by_silo(rows)
+        show(table("|".join([columns[0], *(f"{name}>" for name in columns[1:])]), by_silo, title="By silo"))
     say(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
         say(WHY)
+    if words := verdict.verdict(whole):
+        say(words, style="bold")
 
 
 def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:

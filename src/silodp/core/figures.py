@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from silodp.core.privacy.accounting import rounded_up
 
@@ -35,24 +33,19 @@ def left_of(used: float, decimals: int = 1) -> str:
 
 # --- scores -----------------------------------------------------------------------------------------------------------------------
 
+ACCURACY, BALANCED, AUC, LARGER = "accuracy", "balanced accuracy", "auc", "larger class"
+"""Figures of classes by name; the last is the share of the larger class, so the accuracy of always saying that one."""
+IN_THE_LARGE, SLOPE = "calibration in the large", "calibration slope"
+"""Mean predicted risk less the observed share, and by how much that share rises with the risk."""
 WIDEST = 0.5
 """Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what its interval may cover and still say something."""
 TOO_NOISY = "too noisy to say"
 WHY = (
-    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the figure can be, or one standard error does; "
-    "evaluate with a larger epsilon, or on more held-out records."
+    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the figure can be (0.2 for calibration in the large, "
+    "1 for its slope); evaluate with a larger epsilon, or on more held-out records."
 )
 
 
 def too_noisy(low: float, high: float, noise: float, top: float) -> bool:
     """Whether a figure between 0 and `top` is drowned by the noise of its release."""
     return not (high - low <= WIDEST * top and noise <= WIDEST * top)
-
-
-def cells(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them."""
-    interval = f"{figure['low']:.3f}-{figure['high']:.3f}"
-    if figure.get("too_noisy", figure["value"] is None):
-        return TOO_NOISY, interval, "-", "-"
-    noise, sampling = ("-" if figure[error] is None else f"± {figure[error]:.2g}" for error in ("noise", "sampling"))
-    return f"{figure['value']:.4g}", interval, noise, sampling

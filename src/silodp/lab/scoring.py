@@ -78,9 +78,9 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
     found = score(
         fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
-        label=source.read_by.label if source.read_by else None,
+        label=source.read_by.label if source.read_by else None, loss=problem.loss,
     )  # fmt: skip
-    answer = {"scores": as_rows(found), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
+    answer = {"scores": as_rows(found, classes), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
     _add_up(spent, answer["silos"])
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")

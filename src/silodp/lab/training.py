@@ -24,11 +24,13 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.extension import is_file
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Load, Words, build
+from silodp.core.problem.losses import Ordinal
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
+from silodp.core.statistics.score import judged
 from silodp.host.extension import ran
 from silodp.host.model import facts
 from silodp.lab.advised import advised
@@ -42,6 +44,7 @@ from silodp.lab.studies.sweep import Tick, unseen
 from silodp.server.advice import Advice
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
+from silodp.server.estimates.scoring import as_rows, asked_of, scores_of
 from silodp.server.federation import Answered, Channel, Everyone, Federation
 from silodp.server.folder import open_run, read_run, silo_rows
 from silodp.server.loop import Run
@@ -178,10 +181,22 @@ def _ending(folder: Path) -> Iterator[None]:
     (folder / SEED).unlink(missing_ok=True)
 
 
-def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict[str, float]:
+TEST_BINS = 500
+"""Bins of the score of test records, which no noise blurs."""
+
+
+def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
+    """How the model does on test records, which are nobody's: without noise, and not private."""
     if not classes:
         return {"test_loss": float(problem.losses(w, x, y).mean())}
-    return {"test_error": float(error_rate(problem, w, x, y)), "balanced_accuracy": float(balanced_accuracy(problem, w, x, y))}
+    found = {"test_error": float(error_rate(problem, w, x, y)), "balanced_accuracy": float(balanced_accuracy(problem, w, x, y))}
+    if isinstance(problem.loss, Ordinal):
+        return found
+    asked, _ = asked_of(classes, TEST_BINS, 4.0, None, problem.loss)
+    with torch.no_grad():
+        outputs = problem.outputs(w, x)[0].double().flatten(1)
+        value = judged(problem.loss, outputs, problem.record_losses(outputs, y), y, asked.cells, asked.cap).mean(0).numpy()
+    return found | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], classes)[0]}
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from silodp.core import verdict
 from silodp.core.errors import BadInput
 from silodp.core.figures import shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
 from silodp.pages.guard import Guard
+from silodp.pages.judged import ranked, row_of
 from silodp.pages.markup import Markup, join, table, tag
 from silodp.pages.report import body, head, lead, report, title
 from silodp.pages.screen import Tabs, alive, screen
@@ -102,12 +104,12 @@ class Runs:
             try:
                 rows.append(_row(name, runs.read(folder)))
             except Exception:  # one folder that somebody has spoilt must not hide the others
-                rows.append((name, tag("span", "cannot be read", class_="state"), "-", ""))
+                rows.append((name, tag("span", "cannot be read", class_="state"), "-", "-", ""))
         if not rows:
             words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
             return tag("p", *words)
-        columns = ("run", "state", "ε spent", "compare")
-        listed = table("Runs", columns, rows, numbers=(2, 3), hide=True)
+        columns = ("run", "state", "how good", "ε spent", "compare")
+        listed = table("Runs", columns, rows, numbers=(2, 3, 4), hide=True)
         return tag("form", listed, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
 
 
@@ -119,7 +121,16 @@ def _row(name: str, run: runs.Run) -> tuple[object, ...]:
         spent += f"; {shown(max(s.together[0] for s in run.silos))} with evaluations"
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
     what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
-    return join([link, what]), join([_state(run), done]), spent, box
+    return join([link, what]), join([_state(run), done]), _quality(run), spent, box
+
+
+def _quality(run: runs.Run) -> Markup:
+    """The one figure that a model is judged by, and on which records."""
+    found = row_of(run)
+    if not found or not (name := verdict.measure(found[1])):
+        return tag("span", "not asked" if run.kind != "compare" and not found else "-")
+    where = "held-out" if found[0] == "held-out" else "test, not private"
+    return join([verdict.short(found[1], name), tag("span", f"{verdict.NAMES[name]}, {where}", class_="small soft")])
 
 
 def _state(run: runs.Run) -> Markup:
@@ -146,7 +157,8 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
             f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
         ))  # fmt: skip
     columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")
-    parts = [tag("h1", "Compare runs"), table("The runs beside one another", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9), hide=True)]
+    beside = table("The runs beside one another", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9))
+    parts = [tag("h1", "Compare runs"), *ranked(named), beside]
     trained = [(name, run) for name, run in named if run.noise_shares]
     if trained:
         norms = [

@@ -1,10 +1,10 @@
-"""The parts of a report that say what was spent of each silo's budget, and what evaluations beside it have found and cost."""
+"""The parts of a report that say what was spent of each silo's budget, by training and by evaluations beside it."""
 
 from __future__ import annotations
 
 import math
 
-from silodp.core.figures import TOO_NOISY, WHY, cells, left_of, shown
+from silodp.core.figures import left_of, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, folded, section, table, tag
@@ -46,18 +46,3 @@ def spent(run: Run, s: Silo) -> str:
             said += f" Beside it {own.count} evaluation{'s' if own.count > 1 else ''}: ε {shown(own.epsilon)} at δ {rounded_up(own.delta)}."
         said += f" Together ε {shown(own.together[0])} at δ {rounded_up(own.together[1])}."
     return said + (f" Ledger: {s.ledger['count']} entries." if s.ledger else "")
-
-
-def evaluations(run: Run) -> list[Markup]:
-    """What the last evaluation found, by private releases; nothing where there was none."""
-    if not run.evaluations:
-        return []
-    rows = []
-    for row in run.evaluations[-1]["scores"]:
-        for k, (name, figure) in enumerate(row["figures"].items()):
-            rows.append((*((row["name"], row["held_out"]) if k == 0 else ("", "")), name, *cells(figure)))
-    which = f", the last of {len(run.evaluations)}" if len(run.evaluations) > 1 else ""
-    columns = ("silo", "records", "figure", "value", "95 %", "noise", "sampling")
-    found = table(f"Held-out records, by private releases{which}", columns, rows, numbers=(1, 3, 4, 5, 6))
-    note = tag("p", WHY, class_="soft small") if any(cell == TOO_NOISY for row in rows for cell in row) else ""
-    return [section("evaluations", "How good the model is", found, note)]

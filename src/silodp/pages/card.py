@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from silodp.core import verdict
 from silodp.core.errors import BadInput
-from silodp.core.figures import NO_MU, TOO_NOISY, WHY, cells, shown
+from silodp.core.figures import NO_MU, TOO_NOISY, WHY, shown
 from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
 from silodp.core.problem.schema import Schema
 from silodp.host.model import about_of
@@ -86,21 +88,23 @@ def _privacy(run: Run) -> str:
 def _scores(run: Run) -> str:
     if not run.evaluations:
         return "## Evaluation\nNone: nobody has asked held-out records how good the model is (`silodp evaluate`)."
+    scores = run.evaluations[-1]["scores"]
+    whole = scores[0]
     lines = [
         "## Evaluation",
-        "On held-out records, by private releases; the last one.",
+        f"On {whole['held_out']} held-out records, by private releases; the last one. {verdict.verdict(whole)}".rstrip(),
+        *_table(("figure", "value", "95 %"), [(name, *verdict.cells(whole, name)[:2]) for name in whole["figures"]]),
+        *_table(("predicted risk", "observed share", "95 %", "records"), verdict.reliable(whole)),
+        *(_table(*verdict.by_silo(scores)) if len(scores) > 2 else ()),
         "",
-        "| silo | records | figure | value | 95 % by noise |",
-        "|---|---|---|---|---|",
+        "95 %: by the privacy noise and by the number of records together.",
     ]
-    rows = [
-        (row["name"], row["held_out"], name, *cells(figure)[:2])
-        for row in run.evaluations[-1]["scores"]
-        for name, figure in row["figures"].items()
-    ]
-    return "\n".join(
-        [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), *(["", WHY] if any(TOO_NOISY in row for row in rows) else [])]
-    )
+    return "\n".join([*lines, *(["", WHY] if any(TOO_NOISY in line for line in lines) else [])])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows] if rows else []
+    return ["", *(f"| {' | '.join(map(str, line))} |" for line in lines)] if rows else []
 
 
 def _unit(run: Run) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 from silodp.core.figures import EARLY, shown
 from silodp.core.privacy.accounting import rounded_up
-from silodp.pages.budgets import budgets, evaluations
+from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
+from silodp.pages.judged import headline, judged
 from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, noise_share, readable
 from silodp.pages.shapes import shapes
@@ -88,7 +89,8 @@ def figures(run: Run) -> Markup:
     else:
         shares = [share for _, share in run.noise_shares]
         most = max(run.silos, key=lambda s: s.spent, default=None)
-        pairs = [("rounds", f"{run.done} of {run.total}"), ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")]
+        asked = ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")
+        pairs = [*headline(run), ("rounds", f"{run.done} of {run.total}"), *asked]
         if most:
             pairs.append((f"ε spent, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
         if most and most.evaluated:
@@ -103,7 +105,7 @@ def figures(run: Run) -> Markup:
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
     parts = [what(run)]
-    parts += [errors(run)] if run.kind == "compare" else [*shapes(run), curve(run), budgets(run), *evaluations(run)]
+    parts += [errors(run)] if run.kind == "compare" else [*judged(run), *shapes(run), curve(run), budgets(run)]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 

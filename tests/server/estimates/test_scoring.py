@@ -10,7 +10,7 @@ from torch import nn
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget
-from silodp.core.problem.losses import Hazard, cross_entropy, logistic, squared_error
+from silodp.core.problem.losses import Hazard, Ordinal, Weighted, cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Label
 from silodp.server.estimates.profile import profile, releases
@@ -64,6 +64,12 @@ def test_without_noise_the_figures_are_those_of_the_records_pooled_and_by_silo()
         assert row.figures["loss"].value == pytest.approx(loss, abs=1e-5)
         assert row.figures["accuracy"].value == pytest.approx(((margin > 0) == y).mean())
         assert row.figures["auc"].value == pytest.approx(exact_auc(margin, y), abs=3e-3)  # 200 bins: ties within one count half
+        right = [((margin > 0) == y)[y == k].mean() for k in (0, 1)]
+        assert row.figures["balanced accuracy"].value == pytest.approx(np.mean(right))
+        assert row.figures["larger class"].value == pytest.approx(max(y.mean(), 1 - y.mean()))
+        risk = 1 / (1 + np.exp(-margin))
+        assert row.figures["calibration in the large"].value == pytest.approx(risk.mean() - y.mean(), abs=1e-5)
+        assert row.figures["calibration slope"].value == pytest.approx(np.polyfit(risk, y, 1)[0], rel=2e-3)
         assert row.figures["accuracy"].sampling == pytest.approx(math.sqrt(0.25 / row.held_out), rel=0.5)
 
 
@@ -99,10 +105,57 @@ def test_of_survival_times_there_is_a_loss_and_nothing_else():
     assert row.figures["loss"].value == pytest.approx(float(problem.losses(w, x, y).clamp(max=3.0).mean()), rel=1e-4)
 
 
-def test_of_many_classes_there_is_accuracy_and_no_auc():
-    problem = Problem(nn.Linear(FEATURES, 3), cross_entropy)
-    (row, *_) = score(connected(problem, silos())[0], problem.initial([0]), Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3})
+def test_of_many_classes_there_is_a_balanced_accuracy_and_no_auc():
+    problem, w = Problem(nn.Linear(FEATURES, 3), cross_entropy), 3 * Problem(nn.Linear(FEATURES, 3), cross_entropy).initial([0])
+    data = [(x, np.digitize(x[:, 0] + x[:, 1], (-1.0, 1.5))) for x, _ in silos()]
+    (row, *_) = score(connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3})
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    right = problem.outputs(w, torch.from_numpy(x))[0].argmax(1).numpy() == y
+    assert set(row.figures) == {"loss", "accuracy", "balanced accuracy", "larger class"}
+    assert row.figures["balanced accuracy"].value == pytest.approx(np.mean([right[y == k].mean() for k in range(3)]))
+    assert row.figures["larger class"].value == pytest.approx(np.bincount(y).max() / len(y))
+
+
+def test_of_classes_in_an_order_there_is_what_was_before():
+    problem = Problem(nn.Linear(FEATURES, 2), Ordinal(3))
+    data = [(x, np.arange(len(x)) % 3) for x, _ in silos()]
+    label = Label("ordinal", ("stage",), classes=("a", "b", "c"))
+    (row, *_) = score(connected(problem, data)[0], problem.initial([0]), Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3}, label=label)
     assert set(row.figures) == {"loss", "accuracy"}
+
+
+def test_a_model_that_always_says_the_larger_class_is_told_from_a_useful_one_with_a_larger_error():
+    random = np.random.default_rng(2)
+    y = (random.random(4000) < 0.2).astype(np.int64)
+    x = np.stack([y * 1.6 + random.normal(size=4000), random.normal(size=4000)], 1).astype(np.float32)
+    asked = {"names": ("a",), "held_out": (4000,), "classes": 2, "bins": 10, "cap": 4.0}
+    budgets = [Budget(1.0, 1e-6)]
+    majority, useful = (
+        score(connected(PROBLEM, [(x, y)])[0], torch.tensor([w]), gaussian_for("score", budgets), **asked)[0].figures
+        for w in ([0.0, 0.0, -1.4], [1.6, 0.0, -0.9])
+    )
+    assert majority["accuracy"].value > useful["accuracy"].high
+    for name in ("balanced accuracy", "auc"):
+        assert majority[name].low <= 0.5 <= majority[name].high
+        assert useful[name].low > majority[name].high
+    assert majority["larger class"].low <= majority["accuracy"].high
+    assert majority["accuracy"].low <= majority["larger class"].high
+
+
+def test_risks_are_those_that_are_predicted_whatever_weights_the_classes_had():
+    """Records from the model's own odds: with the weights taken back out the risks come true, with them left in they do not."""
+    random = np.random.default_rng(5)
+    x = random.normal(size=(20000, FEATURES)).astype(np.float32)
+    margin = x @ W[0, :2].numpy() + W[0, 2].item()
+    y = (random.random(20000) < 1 / (1 + np.exp(-(margin - math.log(4))))).astype(np.int64)
+    weighted = Problem(nn.Linear(FEATURES, 1), Weighted(logistic, (1.0, 4.0)))
+    asked = {"names": ("a",), "held_out": (20000,), "classes": 2, "bins": 20, "cap": 4.0}
+    for problem, off in ((weighted, 0.0), (PROBLEM, 0.22)):
+        (row, *_) = score(connected(problem, [(x, y)])[0], W, Gaussian("s", 1.0, 0.0), **asked, loss=problem.loss)
+        assert row.figures["calibration in the large"].value == pytest.approx(off, abs=0.03)
+        told = [abs((b.risk_low + b.risk_high) / 2 - b.observed) for b in row.reliability]
+        assert (max(told) < 0.08) == (off == 0.0)
+    assert row.figures["calibration slope"].value != pytest.approx(1.0, abs=0.02)
 
 
 def test_an_evaluation_takes_the_budget_it_was_given_and_no_more():
@@ -115,15 +168,14 @@ def test_an_evaluation_takes_the_budget_it_was_given_and_no_more():
 def test_intervals_of_accuracy_and_loss_hold_as_often_as_they_say():
     """150 evaluations at 95 per cent: fewer than 131 hits has a probability of 1e-4 if the interval is right, more than 149.5 one of 5e-4."""
     data = silos()
-    truth = score(connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED)[0].figures
-    hits = dict.fromkeys(("loss", "accuracy", "auc"), 0)
+    truth = score(connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED | {"bins": 10})[0].figures
+    hits = dict.fromkeys(truth, 0)
     for seed in range(150):
         found = score(connected(PROBLEM, data, seed=seed)[0], W, Gaussian("score", 1.0, 5.0), **ASKED | {"bins": 10})[0].figures
         for name in hits:
             hits[name] += found[name].low <= truth[name].value <= found[name].high
-    assert 131 <= hits["loss"] < 150
-    assert 131 <= hits["accuracy"] < 150
-    assert hits["auc"] >= 131
+    assert all(hits[name] >= 131 for name in hits), hits
+    assert all(hits[name] < 150 for name in ("loss", "accuracy", "calibration in the large")), hits
 
 
 @pytest.mark.parametrize(("noise", "width"), [(0.0005, 0.01), (0.005, 0.1), (0.05, 1.0)])

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, POINT, REAL
-from silodp.core.problem.losses import Poisson, predicted
+from silodp.core.problem.losses import Loss, Ordinal, Poisson, Weighted, predicted
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics.cells import Cells, one_hot
 from silodp.core.statistics.statistic import Rows
@@ -23,9 +23,11 @@ MAX_BINS = 2**9
 
 @dataclass(frozen=True, eq=False)
 class Score(Cells):
-    """How w does on the held-out records. Of a class: loss / cap, right or not, and for two classes the cell (label, bin of the score).
+    """How w does on the held-out records. Of a class: loss / cap, right or not, and with `bins` whether risks are too high or low, and a cell.
 
-    Of a number or a count: (error / cap)^2 and |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst.
+    Of two classes that is (risk of the second - label + 1) / 2 and the cell (label, bin of the score); of more, with as many bins as classes,
+    (chance of the class that is said - right + 1) / 2 and the cell (right or not, label). Of a number or a count: (error / cap)^2 and
+    |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst, and in no cell.
     """
 
     w: Tensor
@@ -36,7 +38,7 @@ class Score(Cells):
 
     @property
     def numbers(self) -> int:
-        return 2
+        return 3 if self.bins else 2
 
     @property
     def cells(self) -> int:
@@ -73,24 +75,40 @@ class Score(Cells):
         @torch.no_grad()
         def rows(x: Tensor, y: Tensor) -> Tensor:
             output, loss = (part.double() for part in vmap(one)(x, y))
-            finite = torch.isfinite(output).all(1)
-            if y.is_floating_point():
-                rate = predicted(problem.loss, output) if isinstance(problem.loss, Poisson) else output[:, 0]
-                error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
-                numbers = [error.square(), error]
-                cells = torch.zeros(len(y), 2 * bins, dtype=torch.float64, device=x.device)
-            else:
-                alone, said = output.shape[1] == 1, predicted(problem.loss, output)
-                right = ((said > 0) == (y > 0) if alone else said == y) & finite
-                numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
-                cells = _auc_cells(output[:, 0] if alone else output[:, 1] - output[:, 0], y, bins)
-                cells *= (output.shape[1] <= 2) & finite[:, None]
-            return torch.cat([torch.stack(numbers, 1), cells], 1)
+            return judged(problem.loss, output, loss, y, bins, cap)
 
         return rows
 
 
-def _auc_cells(margin: Tensor, y: Tensor, bins: int) -> Tensor:
-    """One-hot over (label, bin of sigmoid(margin)): bins of the labels 0, then of the labels 1; another label is in none."""
-    at = (margin.sigmoid().nan_to_num(0.0) * bins).long().clamp(0, max(bins - 1, 0))
-    return one_hot(torch.where((y == 0) | (y == 1), y * bins + at, -1), 2 * bins)
+def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: float) -> Tensor:
+    """(m, d): the vectors of records with these outputs (m, k), losses and labels, of a model that was trained with a loss of this kind."""
+    if y.is_floating_point():
+        rate = predicted(kind, output) if isinstance(kind, Poisson) else output[:, 0]
+        error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
+        numbers = [error.square(), error]
+    else:
+        alone, said = output.shape[1] == 1, predicted(kind, output)
+        right = ((said > 0) == (y > 0) if alone else said == y) & torch.isfinite(output).all(1)
+        numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
+        if bins and not isinstance(kind, Ordinal):
+            return torch.cat([torch.stack(numbers, 1), _cells(kind, output, y, right, bins)], 1)
+    return torch.cat([torch.stack(numbers, 1), output.new_zeros(len(y), 1 + 2 * bins if bins else 0)], 1)
+
+
+def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> Tensor:
+    """(m, 1 + 2 bins): how far what is said lies above what is, as (difference + 1) / 2, and the cell, one-hot; another label is in none.
+
+    Chances are those that `Task.read` says, without the weights of the classes; the bins are of sigmoid(score), in which the class that
+    weights favour is said from 0.5 on.
+    """
+    output = output if output.shape[1] > 1 else torch.cat([torch.zeros_like(output), output], 1)
+    chances = (output - output.new_tensor(loss.weights).log() if isinstance(loss, Weighted) else output).softmax(1)
+    if output.shape[1] == 2:
+        at = ((output[:, 1] - output[:, 0]).sigmoid().nan_to_num(0.0) * bins).long().clamp(0, bins - 1)
+        above, known, cell = chances[:, 1] - y, (y == 0) | (y == 1), y * bins + at
+    else:
+        said = chances.gather(1, output.nan_to_num(0.0).argmax(1, keepdim=True))[:, 0]
+        above, known, cell = said - right.double(), (y >= 0) & (y < bins), right * bins + y
+    finite = torch.isfinite(output).all(1)
+    number = ((above + 1) / 2).nan_to_num(0.5).clamp(0, 1)
+    return torch.cat([number[:, None], one_hot(torch.where(known & finite, cell, -1), 2 * bins)], 1)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.statistics.gram import CROSS, DIAGONAL, Gram
+from silodp.core.verdict import Z
 from silodp.server.estimates.moments import Bought
-from silodp.server.estimates.scoring import Z
 
 REPEATS, MOST = 2000, 2000
 SOUND = (0.93, 0.97)

@@ -1,4 +1,4 @@
-"""How good a model is, from one private release of each silo: loss, accuracy and AUC (or errors of a number), each with its noise.
+"""How good a model is, from one private release of each silo: loss, accuracy, balanced accuracy, AUC and calibration (or errors of a number).
 
 The noise of a release is known exactly, so its error bars are too. That the held-out records are themselves a sample is a second error,
 which is told apart; it is estimated from released figures.
@@ -8,39 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.figures import too_noisy
+from silodp.core.figures import ACCURACY, AUC, BALANCED, IN_THE_LARGE, LARGER, SLOPE, too_noisy
 from silodp.core.mechanisms import Gaussian
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_mu
+from silodp.core.problem.losses import Loss, Weighted
 from silodp.core.problem.schema import Label
+from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.statistics import Score, Statistic
 from silodp.core.weights import Weights
+from silodp.server.estimates.calibration import Bin, Figure, Z, edges, mean_risk, reliability, slope
 from silodp.server.federation import Absent, Port
-
-Z = 1.959964
-"""95 per cent of a normal law lie within so many standard deviations."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A private number: `noise` is the standard error that the mechanism's noise causes, `sampling` that of a finite held-out part."""
-
-    value: float
-    noise: float
-    sampling: float
-    low: float
-    high: float
-    """95 per cent interval for the held-out records' own figure, by the noise alone."""
-    too_noisy: bool
-    """Whether the noise leaves too little to be said (`figures.too_noisy`): a value is then not shown to people."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +36,25 @@ class Scores:
     name: str
     held_out: int
     figures: dict[str, Figure]
+    reliability: list[Bin]
+    """Of two classes: the observed share by predicted risk, as finely as the noise allows."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a score is asked for, all of it public: of two classes `bins` bins of the score, and where a record's loss or error is clipped."""
+
+    classes: int
+    bins: int
+    cap: float
+    kind: str
+    weights: tuple[float, ...] = ()
+    """Weights of the classes that are in the scores."""
+
+    @property
+    def cells(self) -> int:
+        """The bins of the statistic: of the score for two classes, of the label for more, none where there are no classes without an order."""
+        return {"binary": self.bins, "multiclass": self.classes}.get(self.kind, 0)
 
 
 def gaussian_for(kind: str, budgets: Sequence[Budget], releases: int = 1) -> Gaussian:
@@ -97,34 +102,59 @@ def score(
     bins: int,
     cap: float,
     label: Label | None = None,
+    loss: Loss | None = None,
 ) -> list[Scores]:
     """Figures over all held-out records of the silos that answer, and of each; `held_out` is the public number of each silo's.
 
-    With two classes there is an AUC, from `bins` bins of the predicted probability. A schema's `label` says whether it is a survival time,
-    of which there is a loss alone, and gives a number its own unit: the silos scale its public range to [-1, 1].
+    With two classes there are an AUC and a calibration, from `bins` bins of the predicted probability. A schema's `label` says whether it is a
+    survival time, of which there is a loss alone, and gives a number its own unit: the silos scale its public range to [-1, 1]. The `loss` that
+    the model was trained with says which weights of the classes are in its scores.
     """
-    if not cap > 0 or not 1 <= bins <= 512:
-        raise BadInput(f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins")
-    survival, unit = label is not None and label.task == "survival", 1.0
-    if label is not None and label.task == "regression":
-        unit = (label.range[1] - label.range[0]) / 2
-    statistic = Score(w, bins if classes == 2 else 0, cap / unit)
+    asked, unit = asked_of(classes, bins, cap, label, loss)
+    statistic = Score(w, asked.cells, cap / unit)
     released = ask_each(fed, statistic, mechanism)
     noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
     total = sum(held_out[i] for i in released)
-    rows = [Scores("all", total, _figures(*pooled(released, statistic, mechanism, held_out), total, classes, cap, survival))]
-    return rows + [Scores(names[i], held_out[i], _figures(v, noise[i], held_out[i], classes, cap, survival)) for i, v in released.items()]
+    rows = [scores_of("all", total, *pooled(released, statistic, mechanism, held_out), asked)]
+    return rows + [scores_of(names[i], held_out[i], v, noise[i], asked) for i, v in released.items()]
 
 
-def _figures(value: np.ndarray, noise: float, n: int, classes: int, cap: float, survival: bool) -> dict[str, Figure]:
-    if survival:
-        return {"loss": _bounded(value[0], noise, n, cap)}
-    if not classes:
-        return {"squared error": _bounded(value[0], noise, n, cap**2), "absolute error": _bounded(value[1], noise, n, cap)}
-    found = {"loss": _bounded(value[0], noise, n, cap), "accuracy": _bounded(value[1], noise, n, 1.0)}
-    if classes == 2:
-        found["auc"] = auc(*value[2:].reshape(2, -1), noise=noise, n=n)
-    return found
+def asked_of(classes: int, bins: int, cap: float, label: Label | None, loss: Loss | None) -> tuple[Asked, float]:
+    """What is asked for, checked, and how many of the label's own units the silos have scaled to 1."""
+    if not cap > 0 or not 1 <= bins <= 512:
+        raise BadInput(f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins")
+    kind = label.task if label is not None else Task.plain(classes).kind
+    kind = kind if kind != "multiclass" or classes > 2 else "binary"
+    unit = (label.range[1] - label.range[0]) / 2 if label is not None and kind == "regression" else 1.0
+    return Asked(classes, bins, cap, kind, loss.weights if isinstance(loss, Weighted) else ()), unit
+
+
+def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) -> Scores:
+    """What one noisy mean over n records says."""
+    cap = asked.cap
+    if asked.kind == "survival":
+        return Scores(name, n, {"loss": _bounded(value[0], noise, n, cap)}, [])
+    if not asked.classes:
+        found = {"squared error": _bounded(value[0], noise, n, cap**2), "absolute error": _bounded(value[1], noise, n, cap)}
+        return Scores(name, n, found, [])
+    found = {"loss": _bounded(value[0], noise, n, cap), ACCURACY: _bounded(value[1], noise, n, 1.0)}
+    if not asked.cells:
+        return Scores(name, n, found, [])
+    if asked.kind == "multiclass":
+        wrong, right = value[3:].reshape(2, -1)
+        found |= {BALANCED: mean_recall(wrong, right, noise, n), LARGER: _larger(wrong + right, noise * math.sqrt(2), n)}
+        return Scores(name, n, found, [])
+    negative, positive = value[3:].reshape(2, -1)
+    ends, bins, below = edges(asked.bins, asked.weights), asked.bins, float(positive.sum() - negative.sum())
+    if bins % 2 == 0:
+        found[BALANCED] = _balanced(negative, positive, noise, n)
+    found[AUC] = auc(negative, positive, noise=noise, n=n)
+    found[LARGER] = _larger(np.array([1 - below, 1 + below]) / 2, noise * math.sqrt(bins / 2), n)
+    middle = (ends[1:] + ends[:-1]) / 2
+    brier = min(max(float(negative @ middle**2 + positive @ (1 - middle) ** 2), 1 / n), 1.0)
+    found[IN_THE_LARGE] = mean_risk(value[2], noise, n, brier)
+    found[SLOPE] = slope(negative, positive, ends, noise, n)
+    return Scores(name, n, found, reliability(negative, positive, ends, noise, n))
 
 
 def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
@@ -134,6 +164,39 @@ def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
     spread = math.sqrt(inner * (1 - inner) / n)
     low, high = (min(max(value + s * Z * noise, 0.0), 1.0) for s in (-1, 1))
     return Figure(top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise, 1.0))
+
+
+def _larger(shares: np.ndarray, noise: float, n: int) -> Figure:
+    """The share of the larger class. Of classes that noise cannot tell apart the larger released one is a little too large."""
+    return _bounded(float(shares.max()), noise, n, 1.0)
+
+
+def _balanced(negative: np.ndarray, positive: np.ndarray, noise: float, n: int) -> Figure:
+    """Of two classes: the mean of the shares of each that are told rightly. It is the AUC of two bins, below 0.5 and above it."""
+    half = len(negative) // 2
+    two = [np.array([part[:half].sum(), part[half:].sum()]) for part in (negative, positive)]
+    found = auc(*two, noise=noise * math.sqrt(half), n=n)
+    errors = [
+        _bounded(part[k] / part.sum(), 0.0, max(int(n * part.sum()), 1), 1.0).sampling for k, part in enumerate(two) if part.sum() > 0
+    ]
+    return replace(found, sampling=math.hypot(*errors) / 2) if len(errors) == 2 else found
+
+
+def mean_recall(wrong: np.ndarray, right: np.ndarray, noise: float, n: int) -> Figure:
+    """Of several classes: the mean over classes of the share that is told rightly, from noisy shares (classes,) of n records.
+
+    Its errors follow from the derivatives of right / (right + wrong) (delta method): too noisy where a class is not clear of its noise.
+    """
+    count = right + wrong
+    if not (count > 4 * math.sqrt(2) * noise).all():
+        return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
+    recall = np.clip(right / count, 0, 1)
+    value = float(recall.mean())
+    error = noise / len(count) * math.sqrt(float((((1 - recall) ** 2 + recall**2) / count**2).sum()))
+    inner = (n * count * recall + 0.5) / (n * count + 1)
+    sampling = math.sqrt(float((inner * (1 - inner) / (n * count)).sum())) / len(count)
+    low, high = (min(max(value + s * Z * error, 0.0), 1.0) for s in (-1, 1))
+    return Figure(value, error, sampling, low, high, too_noisy(low, high, error, 1.0))
 
 
 # --- AUC from a noisy histogram -----------------------------------------------------------------------------------------------------------
@@ -163,6 +226,8 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     error = noise * math.sqrt(sum(float(side @ side) for side in at)) / product
     low, high = min(inside.min(initial=1), value) - theta[1], max(inside.max(initial=0), value) + theta[1]
     low, high = max(float(low), 0.0), min(float(high), 1.0)
+    if min(total_p, total_n) < 2 * noise * math.sqrt(bins):  # a class that may not be there at all has no order
+        return Figure(value, error, math.inf, 0.0, 1.0, True)
     return Figure(value, error, _hanley(value, n * total_p, n * total_n), low, high, too_noisy(low, high, error, 1.0))
 
 
@@ -175,13 +240,15 @@ def _hanley(a: float, positives: float, negatives: float) -> float:
     return math.sqrt(max(variance, 0.0) / (positives * negatives))
 
 
-def as_rows(scores: Sequence[Scores]) -> list[dict]:
-    """For files and --json: the numbers, and whether they are too noisy to say anything; what noise leaves unknown is None."""
+def as_rows(scores: Sequence[Scores], classes: int) -> list[dict]:
+    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say anything; what noise leaves unknown is None."""
     return [
         {
             "name": s.name,
             "held_out": s.held_out,
+            "classes": classes,
             "figures": {k: {m: v if math.isfinite(v) else None for m, v in vars(f).items()} for k, f in s.figures.items()},
+            "reliability": [vars(row) for row in s.reliability],
         }
         for s in scores
     ]

@@ -11,7 +11,8 @@ from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Label
 from silodp.core.statistics import ClassCounts
-from silodp.server.estimates.scoring import Z, ask_each, pooled
+from silodp.core.verdict import Z
+from silodp.server.estimates.scoring import ask_each, pooled
 from silodp.server.federation import Port
 
 LEAST = 5.0

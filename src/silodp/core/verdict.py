@@ -1,0 +1,194 @@
+"""What an evaluation means, in plain words: whether a model is better than guessing, and which of several is better.
+
+Raw error says neither: whoever always says the larger of two classes has a small one. Models are judged by what guessing cannot raise: the
+AUC of two classes, the balanced accuracy of more. Every comparison goes by 95 per cent intervals that hold noise and sampling together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from silodp.core.figures import ACCURACY, AUC, BALANCED, IN_THE_LARGE, LARGER, SLOPE, TOO_NOISY
+
+Z = 1.959964
+"""95 per cent of a normal law lie within so many standard deviations."""
+SHARES = (ACCURACY, BALANCED, AUC, LARGER)
+FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
+"""What a table by silo shows of each, where there is room for little."""
+NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
+MEANING = {
+    AUC: "how often a record of the second class gets a higher risk than one of the first, where guessing has 0.5",
+    BALANCED: "the share of right answers, averaged over the classes, where guessing has 1 over their number",
+}
+NOT_ERROR = "Raw error does not count here: always saying the larger class keeps it small."
+
+Row = Mapping[str, Any]
+"""One row of an evaluation's scores, as its file has it."""
+
+
+def said(row: Row, name: str) -> Mapping[str, Any] | None:
+    """A figure that the noise has not drowned."""
+    figure = row["figures"].get(name)
+    return None if figure is None or figure["value"] is None or figure.get("too_noisy") else figure
+
+
+def interval(name: str, figure: Mapping[str, Any]) -> tuple[float, float]:
+    """95 per cent, by noise and sampling together."""
+    value, low, high = figure["value"], figure["low"], figure["high"]
+    own = Z * (figure.get("sampling") or 0.0)
+    low, high = value - math.hypot(value - low, own), value + math.hypot(high - value, own)
+    return (low, high) if name in (IN_THE_LARGE, SLOPE) else (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
+
+
+def short(row: Row, name: str) -> str:
+    """value (low-high) for a narrow cell."""
+    if name not in row["figures"]:
+        return "-"
+    if (figure := said(row, name)) is None:
+        return "too noisy"
+    low, high = interval(name, figure)
+    form, between = ".2f" if name in SHARES else ".3g", " to " if low < 0 else "-"
+    return f"{figure['value']:{form}} ({low:{form}}{between}{high:{form}})"
+
+
+def cells(row: Row, name: str) -> tuple[str, str, str, str]:
+    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them; of one that is drowned, what noise alone leaves."""
+    figure = row["figures"][name]
+    if said(row, name) is None:
+        low, high = ("?" if end is None else f"{end:.3f}" for end in (figure["low"], figure["high"]))
+        return TOO_NOISY, f"{low} to {high}", "-", "-"
+    low, high = interval(name, figure)
+    noise, sampling = ("-" if figure[error] is None else f"± {figure[error]:.2g}" for error in ("noise", "sampling"))
+    return f"{figure['value']:.4g}", f"{low:.3f} to {high:.3f}", noise, sampling
+
+
+def by_silo(scores: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of a table that has a line for each silo: what it holds out, and its figures."""
+    shown = [name for name in FIGURES if any(name in row["figures"] for row in scores)]
+    shown = [name for name in shown if name != "loss" or ACCURACY not in shown]
+    return ("silo", "records", *(NAMES.get(name, name) for name in shown)), [
+        (row["name"], str(row["held_out"]), *(short(row, name) for name in shown)) for row in scores[1:]
+    ]
+
+
+def reliable(row: Row) -> list[tuple[str, str, str, str]]:
+    """(predicted risk, observed share, 95 %, records) of each stretch of risks."""
+    return [
+        (
+            f"{b['risk_low']:.0%} to {b['risk_high']:.0%}",
+            f"{b['observed']:.1%}",
+            f"{b['low']:.1%} to {b['high']:.1%}",
+            f"{b['records']:.0f}",
+        )
+        for b in row.get("reliability", ())
+    ]
+
+
+def measure(row: Row) -> str | None:
+    """What the row is judged by; None where there are no classes, or nothing was released for it."""
+    return next((name for name in (AUC, BALANCED) if name in row["figures"]), None)
+
+
+def guessing(row: Row) -> float:
+    """What guessing has in `measure`; a row that does not say how many classes there are has two."""
+    return 1 / max(int(row.get("classes") or 2), 2)
+
+
+# --- one model --------------------------------------------------------------------------------------------------------------------------
+
+
+def verdict(row: Row) -> str:
+    """One or a few plain sentences about the model; empty where there are no classes."""
+    if (name := measure(row)) is None:
+        return ""
+    if (figure := said(row, name)) is None:
+        return f"How good the model is cannot be said: its {NAMES[name]} is drowned by the noise."
+    low, _ = interval(name, figure)
+    chance = guessing(row)
+    how = f"{NAMES[name]} {short(row, name)}"
+    if low > chance:
+        words = f"The model tells the classes apart: {how}, where guessing has {chance:.3g}."
+    else:
+        words = f"Nothing shows that the model is better than guessing: {how} is not clear of {chance:.3g}."
+    return " ".join([words, *_beside_the_larger_class(row), *_calibrated(row)])
+
+
+def _beside_the_larger_class(row: Row) -> list[str]:
+    accuracy, larger = said(row, ACCURACY), said(row, LARGER)
+    if not accuracy or not larger or interval(ACCURACY, accuracy)[0] > interval(LARGER, larger)[1]:
+        return []
+    return [
+        f"Its accuracy of {accuracy['value']:.1%} is not clear of what always saying the larger class would have: "
+        f"{larger['value']:.1%} of the records are in it."
+    ]
+
+
+def _calibrated(row: Row) -> list[str]:
+    words = []
+    if off := said(row, IN_THE_LARGE):
+        low, high = interval(IN_THE_LARGE, off)
+        which = "too high" if low > 0 else "too low" if high < 0 else ""
+        amount = f"by {100 * abs(off['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to {100 * max(abs(low), abs(high)):.1f})"
+        words.append(f"On average its risks are {which} {amount}." if which else "On average its risks come true, as far as can be seen.")
+    if slope := said(row, SLOPE):
+        low, high = interval(SLOPE, slope)
+        if high < 1 or low > 1:
+            words.append(
+                f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration slope {short(row, SLOPE)}, where 1 is right."
+            )
+    return words
+
+
+# --- several models ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model among several: `place` counts those that are clearly better, and `tied` are those that it cannot be told from."""
+
+    name: str
+    row: Row
+    place: int
+    tied: tuple[str, ...]
+
+
+def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
+    """The models from the best to the worst, and why in plain words; no models, and why not, where they cannot be compared."""
+    names = {measure(row) for row in rows.values()}
+    if len(names) != 1 or (name := names.pop()) is None:
+        return [], "They are not ranked: they were not judged by one and the same figure of classes."
+    if drowned := [run for run, row in rows.items() if said(row, name) is None]:
+        return [], f"They are not ranked: the noise has drowned the {NAMES[name]} of {_listed(drowned)}."
+    ends = {run: interval(name, row["figures"][name]) for run, row in rows.items()}
+    order = sorted(rows, key=lambda run: -rows[run]["figures"][name]["value"])
+    found = []
+    for run in order:
+        low, high = ends[run]
+        tied = tuple(other for other in order if other != run and ends[other][0] <= high and low <= ends[other][1])
+        found.append(Standing(run, rows[run], 1 + sum(ends[other][0] > high for other in order), tied))
+    return found, " ".join([f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(found, name)])
+
+
+def _why(found: Sequence[Standing], name: str) -> list[str]:
+    words, first = [], found[0]
+    if first.tied:
+        words.append(f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap.")
+    error = {s.name: 1 - a["value"] for s in found if (a := said(s.row, ACCURACY))}
+    for other in found[1:]:
+        if other.name in first.tied or error.get(other.name, 1.0) >= error.get(first.name, 0.0):
+            continue
+        figure = other.row["figures"][name]
+        useless = interval(name, figure)[0] <= guessing(other.row)
+        words.append(
+            f"{other.name} has the smaller error ({error[other.name]:.1%} against {error[first.name]:.1%}), but its {NAMES[name]} is "
+            f"{figure['value']:.2f} against {first.row['figures'][name]['value']:.2f}"
+            f"{', no better than guessing' if useless else ''}."
+        )
+    return words
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

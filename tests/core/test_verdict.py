@@ -1,0 +1,91 @@
+"""What an evaluation means in words, and which of several models is better."""
+
+import pytest
+
+from silodp.core import verdict
+
+
+def figure(value, noise=0.01, sampling=0.01, **more):
+    return {
+        "value": value,
+        "noise": noise,
+        "sampling": sampling,
+        "low": value - 2 * noise,
+        "high": value + 2 * noise,
+        "too_noisy": False,
+    } | more
+
+
+def row(accuracy, balanced, auc, larger=0.8, off=0.0, slope=1.0, other=None):
+    figures = {"accuracy": figure(accuracy), "balanced accuracy": figure(balanced), "auc": figure(auc), "larger class": figure(larger)}
+    figures |= {"calibration in the large": figure(off), "calibration slope": figure(slope)}
+    return {"name": "all", "held_out": 1000, "classes": 2, "figures": figures | (other or {})}
+
+
+MAJORITY, USEFUL = row(0.8, 0.5, 0.51), row(0.75, 0.77, 0.85)
+
+
+def test_the_useful_model_is_ranked_before_the_one_that_always_says_the_larger_class():
+    found, why = verdict.ranking({"majority": MAJORITY, "useful": USEFUL})
+    assert [(s.name, s.place, s.tied) for s in found] == [("useful", 1, ()), ("majority", 2, ())]
+    assert "Ranked by AUC" in why
+    assert "majority has the smaller error (20.0% against 25.0%), but its AUC is 0.51 against 0.85, no better than guessing." in why
+
+
+def test_models_whose_intervals_overlap_share_a_place_and_it_is_said():
+    found, why = verdict.ranking({"a": row(0.8, 0.7, 0.80), "b": row(0.8, 0.7, 0.82), "c": MAJORITY})
+    assert [(s.name, s.place) for s in found] == [("b", 1), ("a", 1), ("c", 3)]
+    assert found[0].tied == ("a",)
+    assert "b cannot be told from a: their 95 % intervals overlap." in why
+
+
+def test_nothing_is_ranked_by_figures_that_differ_or_that_noise_has_drowned():
+    number = {"name": "all", "held_out": 9, "figures": {"squared error": figure(1.0)}}
+    assert verdict.ranking({"a": MAJORITY, "b": number})[0] == []
+    drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
+    found, why = verdict.ranking({"a": MAJORITY, "b": drowned})
+    assert not found
+    assert "drowned the AUC of b" in why
+
+
+def test_several_classes_are_ranked_by_balanced_accuracy():
+    many = [{**r, "classes": 5, "figures": {k: v for k, v in r["figures"].items() if k != "auc"}} for r in (MAJORITY, USEFUL)]
+    found, why = verdict.ranking({"majority": many[0], "useful": many[1]})
+    assert [s.name for s in found] == ["useful", "majority"]
+    assert "Ranked by balanced accuracy" in why
+    assert "guessing has 0.2" in verdict.verdict(many[1])
+
+
+def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads():
+    assert verdict.verdict(MAJORITY).startswith("Nothing shows that the model is better than guessing: AUC 0.51 (0.48-0.54)")
+    assert "always saying the larger class would have: 80.0% of the records are in it" in verdict.verdict(MAJORITY)
+    assert verdict.verdict(USEFUL).startswith("The model tells the classes apart: AUC 0.85 (0.82-0.88)")
+    assert "larger class" not in verdict.verdict(row(0.9, 0.9, 0.95))
+    drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
+    assert verdict.verdict(drowned) == "How good the model is cannot be said: its AUC is drowned by the noise."
+    assert verdict.verdict({"figures": {"squared error": figure(1.0)}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("off", "slope", "words"),
+    [
+        (0.0, 1.0, "On average its risks come true, as far as can be seen."),
+        (0.1, 1.0, "On average its risks are too high by 10.0 points (7.2 to 12.8)."),
+        (
+            -0.1,
+            0.5,
+            "On average its risks are too low by 10.0 points (7.2 to 12.8). They are too extreme: calibration slope 0.5 (0.472-0.528)",
+        ),
+    ],
+)
+def test_calibration_is_said_in_words(off, slope, words):
+    assert words in verdict.verdict(row(0.9, 0.9, 0.95, off=off, slope=slope))
+
+
+def test_an_interval_holds_noise_and_sampling_together_and_stays_within_what_a_share_can_be():
+    assert verdict.interval("auc", figure(0.5, noise=0.03, sampling=0.04)) == pytest.approx((0.5 - 0.0987, 0.5 + 0.0987), abs=1e-3)
+    assert verdict.interval("auc", figure(0.99, noise=0.03))[1] == 1.0
+    assert verdict.interval("loss", figure(0.01, noise=0.03))[0] == 0.0
+    assert verdict.interval("calibration in the large", figure(-0.1))[0] < -0.1
+    assert verdict.short(row(0.9, 0.9, 0.95), "calibration in the large") == "0 (-0.028 to 0.028)"
+    assert verdict.short({"figures": {}}, "auc") == "-"

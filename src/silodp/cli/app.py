@@ -29,6 +29,7 @@ class Silodp(LazyGroup):
         Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),
         Listed(START, "use", "card", "A model card: use, price of each silo, how good it is."),
         Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
+        Listed(START, "evidence", "evidence", "One signed archive about a run, verifiable anywhere."),
         Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
         Listed(CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."),
         Listed(CHOOSE, "choose", "tune", "Find settings: free on public data, priced on the silos' own."),

@@ -1,0 +1,155 @@
+"""`silodp evidence`: one signed archive about a run, and its verification anywhere."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silodp import __version__
+from silodp.cli.console import Json, dump, say
+from silodp.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from silodp.pages.runs import Run
+    from silodp.pages.statements import Told
+
+VERIFY = "verify"
+
+
+def evidence(
+    what: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A finished run's folder; or the word verify, before an archive.", show_default=False)
+    ],
+    archive: Annotated[Path | None, typer.Argument(metavar="[ARCHIVE]", help="With verify: the archive.", show_default=False)] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="The archive; NAME-evidence.zip by default, never written over.")] = None,
+    key: Annotated[
+        str, typer.Option(help="The file of the key that signs, made if it is not there; with verify: the public key that you expect.")
+    ] = "",
+    audit: Annotated[
+        Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
+    ] = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="What an officer's `silodp ledger show --json` printed; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the study is called.")] = "",
+    curator: Annotated[list[str] | None, typer.Option(help="Who publishes the model; may be repeated.")] = None,
+    use: Annotated[str, typer.Option(help="What the model is for, and for whom, in your words.")] = "",
+    region: Annotated[str, typer.Option(help="Which region the records are from, or whose law applies.")] = "",
+    sector: Annotated[str, typer.Option(help="Healthcare, Education, Finance, Government, Technology or Energy.")] = "",
+    author: Annotated[list[str] | None, typer.Option(help="Who fills this in; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One signed archive for whoever must believe a run without seeing it: price, guarantee, attacks, model card, and other people's forms.
+
+    It holds a draft for the registry of DP deployments, a page each for NIST SP 800-226, EDPB 28/2024 with a DPIA's annex, and egress,
+    the schema as Croissant, the model card, the report, versions, hashes, and the silos' ledgers as far as the run knows them. Each
+    statement names its source, or says "not covered". No record, and no path of this machine, is in it.
+
+    Examples: `silodp evidence runs/train --use "Triage of adults"` · `silodp evidence verify train-evidence.zip`
+    """  # fmt: skip
+    if str(what) == VERIFY:
+        return _verify(archive, key, as_json)
+    if archive is not None:
+        raise BadInput(f"{archive} is too much: give one run's folder, or `verify` and an archive")
+    from silodp.host.atomic import write_new
+    from silodp.host.keys import make_key, public, read_key
+    from silodp.pages import runs
+    from silodp.pages.evidence import pack
+    from silodp.pages.statements import Told
+
+    run = runs.read(what)
+    if run.kind not in ("train", "federation") or run.state != "finished":
+        raise BadInput(f"{what} holds no finished training; evidence is of `silodp train` or `silodp federation run`")
+    if sector and sector not in (sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")):
+        raise BadInput(f"--sector is {sector!r}; the registry knows {', '.join(sectors)}")
+    told = Told(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
+    rows = runs.audits(audit) if audit else runs.audits(what) if (what / "audit.json").exists() else []
+    files = _files(run, told, rows, ledger or [])
+    place = Path(key or "evidence.key")
+    signing = read_key(place) if place.exists() else make_key(place)
+    out = out_file or Path(f"{what.resolve().name}-evidence.zip")
+    about = {"run": what.resolve().name, "kind": run.kind, "made": _now().isoformat(timespec="seconds"), "silodp": __version__, "fingerprint": runs.fingerprint(what)}  # fmt: skip
+    try:
+        write_new(out, pack(files, about, signing), 0o644)
+    except OSError as error:
+        raise BadInput(f"{out} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+    if as_json:
+        return dump({"archive": str(out), "key": public(signing), "files": sorted(files), "not_stated": told.missing()})
+    say(f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).", "Whoever gets it: silodp evidence verify " + str(out))
+    if missing := told.missing():
+        say(f"Not stated, and the archive says so: {', '.join(missing)}.")
+    if not rows:
+        say("No attack is in it: `silodp audit --json > audit.json`, then --audit audit.json.")
+
+
+def _verify(archive: Path | None, key: str, as_json: bool) -> None:
+    from silodp.pages.evidence import verify
+
+    if archive is None:
+        raise BadInput("verify needs an archive: silodp evidence verify NAME-evidence.zip")
+    try:
+        raw = archive.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{archive} cannot be read: {error.strerror}") from None
+    found = verify(raw, key or None)
+    if as_json:
+        return dump({"key": found.key, **found.about, "files": sorted(found.files)})
+    say(f"Every byte is as it was signed, by {found.key}.", f"About {found.about['run']} ({found.about['kind']}), made {found.about['made']} by silodp {found.about['silodp']}; {len(found.files)} files:")  # fmt: skip
+    say(*(f"  {name}" for name in sorted(found.files)))
+    if not key:
+        say("Ask whoever sent it, by another way, whether that key is theirs; --key KEY checks it.")
+
+
+def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path]) -> dict[str, bytes]:
+    from silodp.core.problem.schema import Schema
+    from silodp.host.model import about_of
+    from silodp.pages import statements
+    from silodp.pages.card import card, facts
+    from silodp.pages.report import report
+
+    texts = {
+        "registry.yaml": statements.registry(run, told, _now().date().isoformat(), __version__),
+        "nist-sp-800-226.md": statements.nist(run, bool(rows)),
+        "edpb-28-2024.md": statements.edpb(run, bool(rows)),
+        "model-card.md": card(run, told.use),
+        "report.html": report(run, rows),
+        "spends.json": _text({"privacy": facts(run), "silos": [asdict(s) for s in run.silos]}),
+        "run.json": _text({k: v for k, v in run.about.items() if k not in ("data", "folder", "paths")}),
+        "ledgers.json": _text({"heads": {s.name: s.ledger for s in run.silos}, "excerpts": [_excerpt(path) for path in ledgers]}),
+    }
+    texts["questions.json"] = _text(list(run.rounds))
+    texts["environment.json"] = _text(run.environment)
+    if run.evaluations:
+        texts["evaluations.json"] = _text(list(run.evaluations))
+    if rows:
+        texts["audit.json"] = _text({"rows": rows})
+    about = about_of(run.folder)
+    if "schema" in about:
+        texts["croissant.json"] = statements.croissant(Schema.parse(about["schema"], "the model"), told.name or run.folder.resolve().name)
+        texts["schema.toml"] = about["schema"]
+    texts["model.sha256"] = f"{about['sha256']}  model.safetensors\n"
+    texts["egress.md"] = statements.egress(run, sorted([*texts, "egress.md"]))
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def _excerpt(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} is not what `silodp ledger show --json` prints; ask the officer for that")
+    return {k: v for k, v in found.items() if k not in ("path", "anchor")}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, default=str) + "\n"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

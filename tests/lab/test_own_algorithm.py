@@ -75,7 +75,7 @@ def test_it_is_compared_beside_the_others_in_worker_processes(mine, tmp_path):
     assert [row["curve"] for row in rows] == ["mb-sgd", "momentum", mine]
     with (tmp_path / "c/results.csv").open() as file:
         (unit,) = {row["unit"] for row in csv.DictReader(file) if row["curve"] == mine}
-    assert unit == f"{mine},{mine},decay=0.2,rounds=3,steps=2"
+    assert unit == f"{mine},{mine},decay=0.2,rounds=3,steps=5"
 
 
 def test_a_folder_is_not_continued_with_another_file_of_that_name(mine, tmp_path):

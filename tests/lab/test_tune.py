@@ -15,6 +15,8 @@ from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selecte
 from silodp.lab import charged as charged_search
 from silodp.lab import tune
 from silodp.lab.synthetic import TESTED, Shape, separation, signal_by_name, synthetic
+from silodp.server.order import Order
+from silodp.server.several import SCORE_SHARE
 
 RANGES = tune.Ranges(rounds=(3,), phases=(1, 3), steps=(0.3, 1.0), clips=(1.0,))
 
@@ -53,7 +55,6 @@ def test_the_best_possible_model_gets_the_stated_share_right(classes, signal):
         {"classes": 1},
         {"signal": 0.4},
         {"signal": 1.0},
-        {"epsilon": math.inf},
     ],
 )
 def test_shapes_without_a_meaning_are_refused(case):
@@ -72,9 +73,8 @@ def test_a_signal_that_nobody_knows_is_refused():
 def charged(folder, trust="isrl", repetitions=None, **more):
     shape = Shape((300,) * 3, 4)
     records = synthetic(shape, shape.records, 0).train
-    search = charged_search.ChargedSearch(("a", "b", "c"), 3.0, None, "logistic", 2, RANGES, 4, trust, repetitions)
-    law = repetitions_by_name(repetitions) if repetitions else None
-    return charged_search.search_charged(search, records, folder, law, seed=5, **more)
+    search = charged_search.ChargedSearch(Order(model="logistic", trust=trust), RANGES, ("a", "b", "c"), 2, 4, repetitions)
+    return charged_search.search_charged(search, records, folder, seed=5, **more)
 
 
 def test_candidates_that_the_server_sees_compose_within_the_budget(tmp_path):
@@ -105,7 +105,7 @@ def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
     answer = charged(tmp_path / "t", score=Watched())
     gaps = [abs(a - c["score"]) for a, c in zip(seen, answer["candidates"], strict=True)]
     assert len(gaps) == 4
-    share = (1 - charged_search.SCALING_SHARE) * charged_search.SCORE_SHARE / 4
+    share = (1 - charged_search.SCALING_SHARE) * SCORE_SHARE / 4
     std = (
         math.sqrt(2) / (gdp_mu(Budget(3.0, 300.0**-2)) * math.sqrt(share)) / 300 / math.sqrt(3)
     )  # u = 2 share - 1, of sensitivity 2 sqrt(2) / n
@@ -145,8 +145,8 @@ def test_a_finished_tuning_is_not_paid_for_twice(tmp_path):
 def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
     answer = charged(tmp_path / "t", "central", law)
     (price,) = answer["price"]
-    beside = charged_search.SCALING_SHARE * gdp_mu(Budget(3.0, 900.0**-2)) ** 2
-    assert price["spent_epsilon"] == selected_epsilon(repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 900.0**-2, beside=beside)
+    beside = charged_search.SCALING_SHARE * gdp_mu(Budget(3.0, 300.0**-2)) ** 2
+    assert price["spent_epsilon"] == selected_epsilon(repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 300.0**-2, beside=beside)
     assert 2.99 < price["spent_epsilon"] <= 3.0
     assert all("score" not in c for c in answer["candidates"])
     assert {p.name for p in (tmp_path / "t").iterdir()} == {
@@ -255,15 +255,8 @@ def test_random_stopping_is_refused_where_every_run_is_seen(tmp_path):
 
 
 def test_a_run_that_diverges_is_scored_as_the_worst(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        charged_search.Candidate,
-        "run",
-        lambda self, fed, problem, w, m: iter([w * math.nan]) if problem.dim > 1 else RUN(self, fed, problem, w, m),
-    )
+    monkeypatch.setattr(charged_search, "ready", lambda order: lambda fed, problem, w, **m: iter([w * math.nan]))
     assert {c["score"] for c in charged(tmp_path / "t")["candidates"]} == {1.0}
-
-
-RUN = charged_search.Candidate.run
 
 
 def test_free_tuning_reads_no_silo_and_resumes(tmp_path, silodp, monkeypatch):
@@ -300,7 +293,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
     for words, sentence in (
         (("--silo", files[0], "--data", "wbcd"), "charged"),
         (("--silo", files[0], "--repetitions", "poisson:3"), "hides nothing"),
-        (("--data", "wbcd", "--trust", "central"), "belong to --silo"),
+        (("--data", "wbcd", "--repetitions", "poisson:3"), "belong to --silo"),
         (("--records", 10), "features is missing"),
         ((), "give one of"),
         (("--silo", files[0], "--candidates", 99), "between 1 and 2"),
@@ -336,3 +329,42 @@ def test_a_wrong_model_or_label_leaves_no_folder_of_a_free_search(silodp, tmp_pa
     for wrong in (("--model", "resnet"), ("--label", "y"), ("--rounds", 1, "--phase", 2)):
         assert silodp("tune", "--public", "a.csv", "--trials", 1, *wrong, "--out", "t")[0] == 2
         assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_tuning_has_an_orders_options_and_its_settings_are_those_of_the_next_run(silodp, tmp_path):
+    (tmp_path / "ball.py").write_text(PROX)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
+    words = ("--silo", "a.csv", "--silo", "b.csv", "--scale", "none")
+    order = ("--algorithm", "local-sgd", "--local-steps", 2, "--prox", "ball.py:Ball:0.5", "--epsilon", 2, "--epsilon", "b=1", "--seed", 3)
+    code, out, err = silodp("tune", *words, *order, "--candidates", 1, "--rounds", 2, "--step", 0.3, "--clip", 1, "--out", "t", "--json")
+    assert code == 0, err
+    assert [silo["epsilon"] for silo in json.loads(out)["price"]] == [2, 1]
+    found = tomllib.loads((tmp_path / "t/settings.toml").read_text())
+    assert {name: found[name] for name in ("algorithm", "model", "rounds", "local_steps", "step", "clip")} == {
+        "algorithm": "local-sgd", "model": "mlp:8", "rounds": 2, "local_steps": 2, "step": 0.3, "clip": 1.0
+    }  # fmt: skip
+    assert "epsilon" not in found
+    code, _, err = silodp("train", *words, "--classes", "0,1", "--settings", "t/settings.toml", "--out", "run")
+    assert code == 0, err
+    told = json.loads((tmp_path / "run/run.json").read_text())["order"]
+    assert (told["local_steps"], told["prox"].rpartition("/")[2]) == (2, "ball.py:Ball:0.5")
+    (tmp_path / "ball.py").write_text(PROX + "# another\n")
+    code, _, err = silodp("tune", *words, *order, "--candidates", 1, "--rounds", 2, "--step", 0.3, "--clip", 1, "--out", "t")
+    assert (code, "another code" in err) == (2, True), err
+
+
+PROX = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ball:
+    radius: float
+
+    def value(self, w):
+        return w.new_zeros(w.shape[0])
+
+    def __call__(self, w, step):
+        return w * (self.radius / w.norm(dim=-1, keepdim=True).clamp_min(self.radius))
+"""

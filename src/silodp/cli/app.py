@@ -32,7 +32,7 @@ class Silodp(LazyGroup):
         Listed(START, "evidence", "evidence", "One signed archive about a run, verifiable anywhere."),
         Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
         Listed(CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."),
-        Listed(CHOOSE, "choose", "tune", "Find settings: free on public data, priced on the silos' own."),
+        Listed(CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."),
         Listed(CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."),
         Listed(CHOOSE, "score", "profile", "Release means, ranges and class counts of the silos, at a price."),
         Listed(CHOOSE, "score", "survival", "Release a Kaplan-Meier curve over the silos, at a price."),

@@ -11,75 +11,49 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon_exactly, gdp_mu
-from silodp.core.privacy.tuning import GaussianRun, Repetitions, draw, selected_epsilon, selected_mu
-from silodp.core.problem.models import model_by_name
+from silodp.core.privacy.tuning import GaussianRun, Repetitions, draw, repetitions_by_name, selected_epsilon, selected_mu
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import Moments
 from silodp.core.weights import Weights
+from silodp.host import atomic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
 from silodp.lab.simulation import connect
-from silodp.lab.studies.study import Own
-from silodp.lab.studies.sweep import Tick, scheduled, unseen
-from silodp.lab.tune import Ranges, finish
-from silodp.server.algorithms import find
+from silodp.lab.studies.sweep import Tick, unseen
+from silodp.lab.tune import Ranges, code_of, finish, problem_of, row_of
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
-from silodp.server.order import default_delta, finite
+from silodp.server.order import Order, targets, with_default_delta
 from silodp.server.output import output
-from silodp.server.plan import Plan, calibrate
-from silodp.server.settings import default_shares
+from silodp.server.plan import Plan
+from silodp.server.prepare import SCALING_SHARE
+from silodp.server.several import of_order, plan_several, ready
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
 
-SCALING_SHARE = 0.1
-"""Part of the budget (mu^2) that private feature scaling takes, once for all candidates."""
-SCORE_SHARE = 0.1
-"""Part of a candidate's budget that its score takes."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """Settings of one run."""
-
-    algorithm: str
-    settings: dict[str, Any]
-    step: float
-    clip: float
-
-    def run(self, fed: Port, problem, w: Tensor, mechanisms: dict[str, Gaussian]) -> Iterator[Tensor]:
-        return find(self.algorithm).run(fed, problem, w, step=self.step, **self.settings, **mechanisms)
-
-    def shares(self) -> dict[str, float]:
-        algorithm = find(self.algorithm)
-        return default_shares(algorithm, self.settings) or dict.fromkeys(algorithm.kinds, 1.0)
-
-    def as_dict(self) -> dict:
-        return {"algorithm": self.algorithm, **self.settings, "step": self.step, "clip": self.clip}
-
-
-def candidates_of(ranges: Ranges, own: Own | None, count: int, coin: int) -> list[Candidate]:
+def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
     """So many of all combinations, drawn by a public coin; the order is the draw's."""
-    combinations = itertools.product(ranges.orders(own), ranges.steps, ranges.clips)
-    every = [Candidate(order.algorithm, scheduled(order), step, clip) for order, step, clip in combinations]
+    combinations = itertools.product(ranges.orders(replace(order, sampling="full")), ranges.steps, ranges.clips)
+    every = [replace(one, step=step, clip=clip) for one, step, clip in combinations]
     if not 1 <= count <= len(every):
         raise BadInput(f"candidates is {count}; choose between 1 and {len(every)}, the number of combinations")
-    return [every[i] for i in np.random.default_rng(coin).permutation(len(every))[:count]]
+    return [every[i] for i in np.random.default_rng(order.coins).permutation(len(every))[:count]]
 
 
 class Score(Protocol):
@@ -115,50 +89,49 @@ class ErrorShare:
 class ChargedSearch:
     """A search on the silos' own records: written to config.json, and compared when a folder is continued."""
 
-    silos: tuple[str, ...]
-    epsilon: float
-    delta: float | None
-    model: str
-    classes: int
+    order: Order
+    """What all candidates have in common, and the budget of everything together."""
     ranges: Ranges
+    silos: tuple[str, ...]
+    classes: int
     candidates: int
-    trust: str = "isrl"
     repetitions: str | None = None
     scale: bool = True
-    coin: int = 0
     counts: tuple[int, ...] = ()
-    own: Own | None = None
+    code: tuple[str, ...] = ()
+    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
 
 
 def search_charged(
-    search: ChargedSearch, records: Records, folder: Path, repetitions: Repetitions | None = None, *,
-    score: Score | None = None, seed: int | None = None, tick: Tick = unseen,
-) -> dict:  # fmt: skip
-    """Tries candidates on these records within (epsilon, delta) in total, and returns the best by its released score.
+    search: ChargedSearch, records: Records, folder: Path, *, score: Score | None = None, seed: int | None = None, tick: Tick = unseen
+) -> dict:
+    """Tries candidates on these records within the order's epsilon and delta in total, and returns the best by its released score.
 
     Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done again says the same again.
     """
-    finite(search.epsilon)
-    if search.trust not in ("isrl", "central"):
+    order, central = search.order, search.order.trust == "central"
+    repetitions = repetitions_by_name(search.repetitions) if search.repetitions else None
+    if order.trust == "shuffle":
         raise BadInput(
-            f"trust {search.trust!r} is unknown here; use isrl (the server sees every run) or central (a curator holds the records)"
+            "trust shuffle is no trust of a tuning; use isrl (the server sees every run) or central (a curator holds the records)"
         )
-    if (search.trust == "central") != (repetitions is not None):
+    if central != (repetitions is not None):
         raise BadInput(
             "random stopping hides nothing from a server that sees every run; --repetitions belongs to --trust central, and is needed there"
         )
     if search.classes < 2:
         raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
-    central, wanted = search.trust == "central", replace(search, counts=records.counts)
+    wanted = replace(search, counts=records.counts, code=code_of(order))
+    budgets, large = targets(order, records.names, records.counts), with_default_delta(order, records.names, records.counts)
     if central:
         flat = records.mask.flatten()
         x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
-        records = Records.of([(x, y)], ["pool"])
+        records, budgets = Records.of([(x, y)], ["pool"]), budgets[:1]
     else:
         records = Records(records.x.flatten(2), records.y, records.counts, records.names)
-    problem = Problem(*model_by_name(search.model, records.x.shape[2], search.classes))
-    tried = candidates_of(search.ranges, search.own, search.candidates, search.coin)
-    trials = _Trials(search, problem, records, score or ErrorShare(), tried, repetitions)
+    problem = problem_of(order, records.x.shape[2:], search.classes)
+    tried = candidates_of(search.ranges, order, search.candidates)
+    trials = _Trials(search, problem, records, score or ErrorShare(), tried, budgets, repetitions)
     hidden = hidden_of(folder, central=central)
     if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise BadInput(f"{folder} is not a folder that can be written; choose another --out")  # a curator's is opened at the end alone
@@ -172,8 +145,7 @@ def search_charged(
         return json.loads((folder / "tune.json").read_text())  # finished: to choose again would be to pay again
     open_hidden(hidden)
     trials.hidden, trials.seed = hidden, seed_of(hidden, seed, records)
-    if search.delta is None:
-        warn_of_delta(dict(zip(records.names, records.counts, strict=True)))
+    warn_of_delta(large)
     answer = trials.compose(tick) if repetitions is None else trials.select(repetitions, tick)
     best = answer.pop("file")
     if central:
@@ -182,11 +154,12 @@ def search_charged(
     if best is not None:
         found = load_file(best)
         scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
-        save_file({k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling, folder / "model.safetensors")
+        tensors = {k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling
+        atomic.write(folder / "model.safetensors", save(tensors), mode=0o644)
     write_environment(
         folder, noise=f"seeded pseudo-random float noise, {'seed from the operating system' if seed is None else f'seed {seed}'}"
     )
-    finish(folder, answer)
+    finish(folder, answer, answer.pop("order"))
     clean_up(folder, hidden, central=central)
     return answer
 
@@ -201,15 +174,14 @@ class _Trials:
     seed: int
 
     def __init__(
-        self, search: ChargedSearch, problem: Problem, records: Records, score: Score, tried: Sequence[Candidate],
+        self, search: ChargedSearch, problem: Problem, records: Records, score: Score, tried: Sequence[Order], budgets: Sequence[Budget],
         repetitions: Repetitions | None,
     ) -> None:  # fmt: skip
-        self.search, self.problem, self.records, self.score, self.tried = search, problem, records, score, tried
-        self.budgets = [Budget(search.epsilon, search.delta if search.delta is not None else default_delta(n)) for n in records.counts]
+        self.search, self.problem, self.records, self.score, self.tried, self.budgets = search, problem, records, score, tried, budgets
         if repetitions is None:
-            self.plan = self._plan(tried, self.budgets, scaling=search.scale)
+            self.plan = self._plan(tried, budgets, scaling=search.scale)
             return
-        (budget,) = self.budgets
+        (budget,) = budgets
         self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
         self.mu = selected_mu(repetitions, budget, beside=self.beside)
         self.once = self._plan([], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True) if self.beside else None
@@ -236,8 +208,8 @@ class _Trials:
         best = int(np.argmin(scores))
         spent = ledger.epsilon()[0].tolist()
         return {
-            "free": False, "trust": "isrl", "candidates": [c.as_dict() | {"score": s} for c, s in zip(tried, scores, strict=True)],
-            "chosen": tried[best].as_dict() | {"score": scores[best]}, "file": self.hidden / f"{best:03d}.safetensors",
+            "free": False, "trust": "isrl", "candidates": [row_of(c) | {"score": s} for c, s in zip(tried, scores, strict=True)],
+            "chosen": row_of(tried[best]) | {"score": scores[best]}, "order": tried[best], "file": self.hidden / f"{best:03d}.safetensors",
             "price": [self._price(n, b, s) for n, b, s in zip(self.records.names, self.budgets, spent, strict=True)],
             "run_mu": [gdp_mu(b) * math.sqrt((1 - SCALING_SHARE * self.search.scale) / len(tried)) for b in self.budgets],
         }  # fmt: skip
@@ -263,10 +235,10 @@ class _Trials:
                 best, file = (value, index), path
             tick(k + 1, runs)
         spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=self.beside)
-        chosen = tried[best[1]].as_dict() | {"score": best[0]} if best else tried[0].as_dict() | {"score": None}
+        score, index = best or (None, 0)
         return {
-            "free": False, "trust": "central", "candidates": [c.as_dict() for c in tried], "chosen": chosen, "file": file, "run_mu": [mu],
-            "price": [self._price("pool", budget, spent)], "mean_runs": repetitions.mean,
+            "free": False, "trust": "central", "candidates": [row_of(c) for c in tried], "chosen": row_of(tried[index]) | {"score": score},
+            "order": tried[index], "file": file, "run_mu": [mu], "price": [self._price("pool", budget, spent)], "mean_runs": repetitions.mean,
         }  # fmt: skip
 
     @staticmethod
@@ -277,29 +249,9 @@ class _Trials:
     def _price(name: str, budget: Budget, spent: float) -> dict:
         return {"name": name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon": spent}
 
-    def _plan(self, tried: Sequence[Candidate], budgets: list[Budget], *, scaling: bool) -> Plan:
-        """One dry run of all that is asked: scaling once, then for each candidate its run and its score."""
-        features, score = self.records.x.shape[2], self.score
-        rest = 1 - SCALING_SHARE if scaling and tried else 1.0
-        mechanisms, shares = {}, {}
-        if scaling:
-            for kind in ("ranges", "moments"):
-                mechanisms[kind], shares[kind] = Gaussian(kind, 1.0, 0.0), (1 - rest if tried else 1.0) / 2
-        for i, candidate in enumerate(tried):
-            parts = candidate.shares()
-            for kind, share in parts.items():
-                mechanisms[f"{i}/{kind}"] = Gaussian(f"{i}/{kind}", candidate.clip, 0.0)
-                shares[f"{i}/{kind}"] = rest * (1 - SCORE_SHARE) / len(tried) * share / sum(parts.values())
-            mechanisms[f"{i}/score"], shares[f"{i}/score"] = Gaussian(f"{i}/score", 1.0, 0.0), rest * SCORE_SHARE / len(tried)
-
-        def everything(fed, problem, w, **given):
-            if scaling:
-                learn_scaling(fed, features, ranges=given["ranges"], moments=given["moments"])
-            for i, candidate in enumerate(tried):
-                yield from candidate.run(fed, problem, w, _own(given, i))
-                score.ask(fed, given[f"{i}/score"])
-
-        return calibrate(everything, mechanisms, budgets, self.records.counts, shares=shares)
+    def _plan(self, tried: Sequence[Order], budgets: Sequence[Budget], *, scaling: bool) -> Plan:
+        scaled = self.records.x.shape[2] if scaling else None
+        return plan_several(tried, budgets, self.records.counts, scaled=scaled, score=self.score.ask)
 
     def _connect(self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]) -> Federation:
         everyone, alike = Everyone(len(records)), Weights("equal", records.counts)
@@ -315,13 +267,13 @@ class _Trials:
         }
 
     def _carry_out(
-        self, i: int, candidate: Candidate, plan: Plan, ledger: MemoryLedger, records: Records, path: Path, scaling, *, stream: int
+        self, i: int, candidate: Order, plan: Plan, ledger: MemoryLedger, records: Records, path: Path, scaling, *, stream: int
     ) -> None:
         """Runs one candidate, has it scored, and keeps both in one step, so that a stop in between leaves nothing half done."""
         fed = self._connect(records, ledger, (1, stream))
-        start = self.problem.initial([self.search.coin])
+        start = self.problem.initial([candidate.coins])
         try:
-            w = output(candidate.run(fed, self.problem, start, _own(plan.mechanisms, i)))
+            w = output(ready(candidate)(fed, self.problem, start, **of_order(plan.mechanisms, i)))
         except Refused as refusal:
             if refusal.code != "not-finite":
                 raise
@@ -330,12 +282,4 @@ class _Trials:
         if bool(torch.isfinite(w).all()):
             seen = self._connect(self.score.view(self.problem, records, w), ledger, (2, stream))
             value = self.score.ask(seen, plan.mechanisms[f"{i}/score"])
-        part = path.with_suffix(".part")
-        save_file({"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}, part)
-        part.chmod(0o600)
-        part.replace(path)
-
-
-def _own(mechanisms: dict[str, Gaussian], i: int) -> dict[str, Gaussian]:
-    """The mechanisms of one candidate's training, by the names that its algorithm knows."""
-    return {kind.split("/")[1]: m for kind, m in mechanisms.items() if kind.startswith(f"{i}/") and not kind.endswith("/score")}
+        atomic.write(path, save({"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}))

@@ -14,11 +14,6 @@ from scipy import integrate, special
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import root
-from silodp.core.problem.build import Words, build
-from silodp.core.problem.problem import Problem
-from silodp.core.problem.task import Task
-from silodp.host.extension import load
-from silodp.server.order import finite
 from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 
@@ -34,9 +29,6 @@ class Shape:
     records: tuple[int, ...]
     features: int
     classes: int = 2
-    model: str = "logistic"
-    epsilon: float = 3.0
-    delta: float | None = None
     signal: float = SIGNALS["typical"]
 
     def __post_init__(self) -> None:
@@ -49,10 +41,6 @@ class Shape:
             )
         if not 1 / self.classes < self.signal < 1:
             raise BadInput(f"signal is {self.signal:g}; it must lie between 1/{self.classes}, which is guessing, and 1")
-        finite(self.epsilon)
-
-    def problem(self) -> Problem:
-        return build(Words(self.model, Task.plain(self.classes)), self.features, load=load)
 
 
 def signal_by_name(text: str) -> float:

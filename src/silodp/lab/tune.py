@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,29 @@ from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.host import atomic
-from silodp.host.extension import load
+from silodp.host.extension import file_hash, load
 from silodp.lab.runfolder import open_folder
-from silodp.lab.studies.study import Own
 from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, scheduled, spread, unseen
 from silodp.lab.synthetic import Shape, synthetic
-from silodp.server.order import Order, finite
+from silodp.server.algorithms import find
+from silodp.server.order import AUTO, EPSILON, FILES, MODEL, SCHEDULE, Order, by_silo, finite
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 
+SPENT = ("epsilon", "delta", "seed")
+"""A tuning's own; the next command has its own, too."""
+
 
 @dataclass(frozen=True)
 class Ranges:
-    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases are spider, unless one algorithm is named."""
+    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases are spider, unless another algorithm is named;
+    of an SVRG a phase is its inner steps."""
 
     rounds: tuple[int, ...] = (10, 40)
     phases: tuple[int, ...] = (1, 4)
     steps: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
     clips: tuple[float, ...] = (0.5, 2.0)
-    slope: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("rounds", "phases", "steps", "clips"):
@@ -44,26 +47,32 @@ class Ranges:
             if not values or not all(0 < v < math.inf for v in values):
                 raise BadInput(f"{name} are {values}; give one or more, each greater than 0")
 
-    def orders(self, own: Own | None) -> list[Order]:
-        """One for each schedule; steps and clips are still to be set."""
+    def orders(self, order: Order) -> list[Order]:
+        """The order with each schedule; steps and clips are still to be set."""
         pairs = [(r, q) for r in self.rounds for q in self.phases if q <= r]
         if not pairs:
             raise BadInput(f"phases {self.phases} are all larger than rounds {self.rounds}; give a phase that fits")
         found = []
         for r, q in pairs:
-            words: dict[str, Any] = {"rounds": r, "phase": q, "inner": q, "slope": self.slope}
-            found.append(own.order(**words) if own else Order("mb-sgd" if q == 1 else "spider", **words))
+            name = order.algorithm if order.algorithm not in (AUTO, "spider") else "mb-sgd" if q == 1 else "spider"
+            found.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
         schedules = [(order.algorithm, scheduled(order)) for order in found]
         return [
-            order for i, order in enumerate(found) if schedules[i] not in schedules[:i]
+            one for i, one in enumerate(found) if schedules[i] not in schedules[:i]
         ]  # one without phases has one for each number of rounds
 
 
-def own_algorithm(text: str | None, given: Mapping[str, str]) -> Own | None:
-    """The one algorithm that is tuned in the place of mb-sgd and spider, if one is named."""
-    if text is None and given:
-        raise BadInput("--set is for the algorithm that is tuned; name it by --algorithm")
-    return Own.of(text, given) if text else None
+def problem_of(order: Order, features: Sequence[int], classes: int) -> Problem:
+    return build(Words(order.model or MODEL, Task.plain(classes), order.prox, order.loss), math.prod(features), load=load)
+
+
+def code_of(order: Order) -> tuple[str, ...]:
+    return tuple(file_hash(getattr(order, name) or "") for name in FILES)
+
+
+def row_of(order: Order) -> dict[str, Any]:
+    """A candidate, in a table."""
+    return {"algorithm": order.algorithm, **scheduled(order), "step": order.step, "clip": order.clip}
 
 
 # --- free: public or synthetic data ----------------------------------------------------------------------------------------------
@@ -73,8 +82,7 @@ def own_algorithm(text: str | None, given: Mapping[str, str]) -> Own | None:
 class FreeSearch:
     """A search on data that nobody owes privacy: a built-in set by name, public files, or synthetic records of the silos' shape."""
 
-    epsilon: float
-    model: str
+    order: Order
     ranges: Ranges
     data: str | None = None
     shape: Shape | None = None
@@ -82,13 +90,22 @@ class FreeSearch:
     label: str = "label"
     classes: tuple[str, ...] = ()
     trials: int = 3
-    own: Own | None = None
+    code: tuple[str, ...] = ()
+    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
+
+    @property
+    def epsilon(self) -> float:
+        """One for all silos, which have no names that anybody could know."""
+        if (found := by_silo("epsilon", self.order.epsilon, ["all"])["all"]) is None:
+            return EPSILON
+        finite(found)
+        return found
 
     def arms(self) -> list[Arm]:
         grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
         return [
             Arm("tune", order, grid | ({"slope": (order.slope,)} if "slope" in scheduled(order) else {}))
-            for order in self.ranges.orders(self.own)
+            for order in self.ranges.orders(self.order)
         ]  # fmt: skip
 
     def split(self, trial: int, data_dir: Path | None) -> Split:
@@ -114,14 +131,14 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
 
 def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = None, tick: Tick = unseen) -> dict:
     """Runs what is missing in the folder and returns all candidates with their test errors, and the one with the least training loss."""
-    finite(search.epsilon)
+    search = replace(search, code=code_of(search.order))
     if sum(map(bool, (search.data, search.shape, search.public))) != 1:
         raise BadInput("give one of --data NAME, --public FILE for each silo, or --records with --features for synthetic data")
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
-    search.arms()
-    if not (folder / "config.json").exists():
-        _free_problem(search, search.split(0, data_dir))  # what is wrong is said before the folder holds it
+    if search.epsilon and search.arms() and not (folder / "config.json").exists():
+        split = search.split(0, data_dir)  # what is wrong is said before the folder holds it
+        problem_of(search.order, split.train.x.shape[2:], split.classes)
     open_folder(folder, search)
     store = Store(folder)
     units = [(search, arm, trial, data_dir) for arm, trial in pending(store, search)]
@@ -132,17 +149,16 @@ def search_freely(search: FreeSearch, folder: Path, *, data_dir: Path | None = N
         groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)
     found = [_free_row(rows) for rows in groups.values()]  # in the order in which they were finished
     candidates = sorted(found, key=lambda row: (row.get("rounds", 1), row.get("phase", 1), row["step"], row["clip"]))
-    answer = {"free": True, "candidates": candidates, "chosen": _free_row(best_settings(store.runs())), "spent_on_silos": 0.0}
-    return finish(folder, answer)
+    best = best_settings(store.runs())
+    answer = {"free": True, "candidates": candidates, "chosen": _free_row(best), "spent_on_silos": 0.0}
+    order = next(arm.order for arm in search.arms() if arm.key == best[0]["unit"])
+    return finish(folder, answer, replace(order, step=float(best[0]["step"]), clip=float(best[0]["clip"])))
 
 
 def _free_unit(search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None) -> tuple[Arm, int, list[dict]]:
     split = search.split(trial, data_dir)
-    return arm, trial, list(run_arm(arm, _free_problem(search, split), split, trial, (search.epsilon,)))
-
-
-def _free_problem(search: FreeSearch, split: Split) -> Problem:
-    return build(Words(search.model, Task.plain(split.classes)), math.prod(split.train.x.shape[2:]), load=load)
+    problem = problem_of(search.order, split.train.x.shape[2:], split.classes)
+    return arm, trial, list(run_arm(arm, problem, split, trial, (search.epsilon,)))
 
 
 def _free_row(rows: Sequence[dict[str, str]]) -> dict:
@@ -153,12 +169,14 @@ def _free_row(rows: Sequence[dict[str, str]]) -> dict:
     return {"algorithm": first["unit"].split(",")[1], **whole, **settings, **means}
 
 
-def finish(folder: Path, answer: dict) -> dict:
-    """tune.json, and settings.toml with the options of the next command."""
+def finish(folder: Path, answer: dict, order: Order) -> dict:
+    """tune.json, and settings.toml with the options of the next command: what the order has of its own."""
     answer["settings"] = str(folder / "settings.toml")
-    lines = [
-        f"{k} = {json.dumps(v)}" for k, v in answer["chosen"].items() if k in ("algorithm", "rounds", "phase", "step", "clip", "slope")
-    ]
-    (folder / "settings.toml").write_text("\n".join(lines) + "\n")
+    usual, words = Order(order.algorithm).words(), order.words() | {"model": order.model or MODEL}
+    chosen = {"algorithm", "step", "clip", *find(order.algorithm).settings}
+    own = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
+    said = {name: words[name] for name in words if name in chosen | own}
+    lines = [f"{name} = {json.dumps(value).replace('Infinity', 'inf')}" for name, value in said.items()]
+    atomic.write(folder / "settings.toml", "\n".join(lines) + "\n", mode=0o644)
     atomic.write(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
     return answer

@@ -108,28 +108,34 @@ def prepare(
         mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
     runs = [[replace(budget, epsilon=epsilon) for budget in mine] for epsilon in epsilons] or [mine]
     if order.trust == "shuffle":
-        plan = _totals(order, algorithm, settings, samplings, runs, counts, who, dimension, rehearsed, scaled)
+        plan = _totals(order, algorithm, samplings, runs, counts, who, dimension, rehearsed, scaled)
     else:
-        plan = _gaussian(order, algorithm, settings, samplings, runs, counts, who, rehearsed, scaled)
+        plan = _gaussian(order, settings, runs, counts, who, rehearsed, scaled)
         plan = _with_theorems_noise(plan, theorem) if theorem else plan
     return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
 
 
-def _gaussian(
-    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
-    who: Everyone, run: Run, scaled: int | None,
-) -> Plan:  # fmt: skip
-    """Noise of each silo's own, scaling included, in one dry run."""
+def asks(order: Order) -> tuple[dict[str, Gaussian], dict[str, float] | None]:
+    """What the order's algorithm releases, by kind, with noise still to be set; and how they split a budget (None: it is one's)."""
+    algorithm = find(order.algorithm)
+    samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
     mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
+    return mechanisms, default_shares(algorithm, algorithm.schedule(order.schedule), order.anchor_share)
+
+
+def _gaussian(
+    order: Order, settings: dict, runs: list[list[Budget]], counts: Sequence[int], who: Everyone, run: Run, scaled: int | None
+) -> Plan:
+    """Noise of each silo's own, scaling included, in one dry run."""
+    mechanisms, shares = asks(order)
     if order.noise == "paper":
         if order.sampling not in (None, "full"):
             raise BadInput("the paper's constants are shown for full batches only; leave --sampling out")
         cells = [[paper_multipliers(order.algorithm, b, settings) for b in row] for row in runs]
         noisy = {kind: replace(m, noise_multiplier=_rows([c[kind] for c in row] for row in cells)) for kind, m in mechanisms.items()}
         return with_multipliers(run, noisy, counts, runs, who)
-    shares = default_shares(algorithm, settings, order.anchor_share)
     if scaled is not None:
-        shares = shares or dict.fromkeys(algorithm.kinds, 1.0)
+        shares = shares or dict.fromkeys(mechanisms, 1.0)
         mechanisms |= {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in SCALING}
         shares = {kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()} | dict.fromkeys(SCALING, SCALING_SHARE / 2)
         run = _after_scaling(run, scaled)
@@ -194,7 +200,7 @@ def _rows(numbers: Iterable[list[float]]) -> Tensor:
 
 
 def _totals(
-    order: Order, algorithm: Algorithm, settings: dict, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
+    order: Order, algorithm: Algorithm, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
     who: Everyone, dimension: int | None, run: Run, scaled: int | None,
 ) -> Plan:  # fmt: skip
     """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
@@ -206,8 +212,7 @@ def _totals(
         raise BadInput("features are not scaled through a shuffler; give --schema, --scale none, or a file of public ranges with --scale")
     if dimension is None:
         raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
-    least, shares = least_of(order, who), default_shares(algorithm, settings, order.anchor_share)
-    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
+    least, (mechanisms, shares) = least_of(order, who), asks(order)
     budgets = [least_of_all(row) for row in runs]
     return calibrate_shuffled(run, mechanisms, budgets, counts, who, dimension=dimension, least=least, shares=shares)
 

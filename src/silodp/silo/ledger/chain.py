@@ -153,7 +153,7 @@ class LedgerSettings:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition, records (the data set changed), hold or
-    release; of the last two `query_id` is the hold's own id."""
+    release; of the last two `query_id` is the hold's own id. `closing.ACTS` are the officer's."""
 
     sequence: int
     time: str  # wall clock, for people

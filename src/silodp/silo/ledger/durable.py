@@ -175,6 +175,7 @@ class DurableLedger:
         file, identity, known = self._file, Identity.of(x, y, exact, persons), Registry(registry)
         with file.explained(), known.locked():
             with file.transaction() as connection:
+                file.check_open()
                 name, sketch = file.tally.settings.ledger, file.sketch(connection)
                 known.refuse_copy(name, self.path)
                 likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
@@ -237,6 +238,8 @@ class DurableLedger:
         """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance (`figures.HOLDS`). Of totals: against the server."""
         tally = self._file.snapshot()
         delta = tally.settings.budget.delta
+        if tally.closing.written_off:
+            return float(tally.settings.budget.epsilon)
         return (
             tally.schedule().epsilon(delta) if tally.rule.name == "totals" else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
         )
@@ -251,8 +254,9 @@ class DurableLedger:
         return max(0.0, self.settings.budget.epsilon - self.spent())
 
     def used(self) -> float:
-        """Share of the rule's capacity that is used up, from 0 to 1."""
-        return self._file.snapshot().total / self.capacity
+        """Share of the rule's capacity that is used up, from 0 to 1; all of it once the rest was written off."""
+        tally = self._file.snapshot()
+        return 1.0 if tally.closing.written_off else tally.total / tally.capacity
 
     def entries(self) -> Iterator[Entry]:
         """All entries in order, as of now."""

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from silodp.core.errors import BadInput, Refused
 from silodp.host import atomic
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
+from silodp.silo.ledger.closing import RESTORED, SAID
 from silodp.silo.ledger.identity import Sketch, tag
 from silodp.silo.ledger.tally import SLACK, Known, Tally
 
@@ -60,7 +61,7 @@ class LedgerFile:
         """What the file says now, of which nothing changes any more."""
         with self.explained(), self.transaction(write=False):
             tally = copy.copy(self.tally)
-            tally.buckets = dict(tally.buckets)
+            tally.buckets, tally.closing = dict(tally.buckets), copy.copy(tally.closing)
             return tally
 
     def anchor(self, settings: LedgerSettings) -> Path:
@@ -93,11 +94,20 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def change(self, *, explain: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that is in the anchor too before anything else happens. What goes wrong is one fixed code, or a sentence for people."""
+        """A transaction that is in the anchor too, and with the witness, before anything else happens; none in a ledger that is closed.
+
+        What goes wrong is one fixed code, or a sentence for people.
+        """
         with self.explained() if explain else self.failing_closed():
             with self.transaction() as connection:
+                self.check_open()
                 yield connection
             self.pin()
+
+    def check_open(self) -> None:
+        """Within a transaction: Altered where the ledger was restored and not confirmed, or has moved away."""
+        if closed := self.tally.closing.closed:
+            raise Altered(SAID[closed])
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
@@ -116,36 +126,28 @@ class LedgerFile:
         for row in connection.execute(f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)):
             tally.apply(Entry.of(row), sums=sums)
         tally.check_total()
-        self._anchored = self._check_anchor(connection, tally)
+        self._anchored = self._check_seen(connection, tally)
         self._tally = tally
 
-    def _check_anchor(self, connection: sqlite3.Connection, tally: Tally) -> int:
-        """The count that the anchor has seen; Altered unless the chain was, at that count, what the anchor says. The chain may be ahead."""
-        place = self.anchor(tally.settings)
-        try:
-            data = json.loads(place.read_bytes())
-            ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
-        except FileNotFoundError:
-            raise Altered(f"its anchor {place} is missing; restore it") from None
-        except (OSError, ValueError, KeyError, TypeError):
-            raise Altered(f"its anchor {place} cannot be read; restore it") from None
-        if ledger != tally.settings.ledger:
-            raise Altered(f"its anchor {place} belongs to another ledger")
-        if count > tally.sequence:
-            raise Altered(f"it has {tally.sequence} entries but its anchor {place} has seen {count}, so this is an older copy")
-        if count < 0 or _hash_at(connection, count, tally) != head:
-            what = f"entry {count} is" if count else "its settings are"
-            raise Altered(f"{what} not what its anchor {place} has seen")
-        return count
+    def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
+        """The count that anchor and witness have both seen; Altered unless the chain was, at that count, what each says. It may be ahead."""
+        return min(check_seen(connection, tally, place, what) for what, place in self.places(tally))
+
+    def places(self, tally: Tally) -> list[tuple[str, Path]]:
+        """Where count and head are kept besides: the anchor, and the witness that the officer has appointed."""
+        witness = tally.closing.witness
+        return [("anchor", self.anchor(tally.settings)), *([("witness", Path(witness))] if witness else [])]
 
     def pin(self) -> None:
-        """Brings the anchor up to what is committed; under the file's lock, so that it never goes back."""
+        """Brings anchor and witness up to what is committed; under the file's lock, so that they never go back."""
         with self._lock:
             if self._anchored == self.tally.sequence:
                 return
             with self.transaction():
                 if self._anchored < self.tally.sequence:
-                    write_anchor(self.anchor(self.tally.settings), self.tally)
+                    for what, place in self.places(self.tally):
+                        if what == "anchor" or self.tally.closing.closed != RESTORED:  # what a witness has seen is what will confirm
+                            write_anchor(place, self.tally)
                     self._anchored = self.tally.sequence
 
     def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
@@ -232,6 +234,25 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:
+    """The count that a file apart has seen; Altered unless the chain was, at that count, what it says."""
+    try:
+        data = json.loads(place.read_bytes())
+        ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
+    except FileNotFoundError:
+        raise Altered(f"its {what} {place} is missing; restore it") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Altered(f"its {what} {place} cannot be read; restore it") from None
+    if ledger != tally.settings.ledger:
+        raise Altered(f"its {what} {place} belongs to another ledger")
+    if count > tally.sequence:
+        raise Altered(f"it has {tally.sequence} entries but its {what} {place} has seen {count}, so this is an older copy")
+    if count < 0 or _hash_at(connection, count, tally) != head:
+        which = f"entry {count} is" if count else "its settings are"
+        raise Altered(f"{which} not what its {what} {place} has seen")
+    return count
 
 
 def write_anchor(place: Path, tally: Tally) -> None:

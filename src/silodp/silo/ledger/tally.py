@@ -20,6 +20,7 @@ from silodp.core.privacy.accounting import Budget, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.silo.ledger.buckets import Amounts, fits, total
 from silodp.silo.ledger.chain import Altered, Entry, LedgerSettings, canonical, event_of
+from silodp.silo.ledger.closing import Closing
 from silodp.silo.ledger.holds import Holds
 
 SLACK = 1e-9
@@ -53,6 +54,7 @@ class Tally:
     """Rounds of shuffled totals that were answered, each under one query id: no record is in one total twice."""
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
+    closing: Closing = field(default_factory=Closing)
     generation: int = 0
     """The entry at which the records last changed; partitions of an earlier generation are never used again."""
 
@@ -104,8 +106,8 @@ class Tally:
         return float(total(self.rule, self.buckets, {bucket: amount}))
 
     def fits(self, *more: Amounts, slack: float = 0.0) -> bool:
-        """Whether what is spent, and all this, stays within the capacity less a share `slack` of it."""
-        return fits(self.rule, self.capacity, self.buckets, *more, slack=slack)
+        """Whether what is spent, and all this, stays within the capacity less a share `slack` of it; nothing does once the rest was written off."""
+        return not self.closing.written_off and fits(self.rule, self.capacity, self.buckets, *more, slack=slack)
 
     def share(self, *amounts: Amounts) -> float:
         """What these amounts alone take of the capacity."""
@@ -134,6 +136,7 @@ class Tally:
             raise Altered(f"{name} does not follow from {before}, which must have been altered")
         try:
             data = json.loads(entry.event)
+            self.closing.check(name, entry)
             if entry.act == "charge":
                 self._charge(name, entry, data, sums=sums)
             elif entry.amount != 0 or entry.total != self.total:
@@ -174,6 +177,8 @@ class Tally:
     def _note(self, name: str, entry: Entry, data: Any) -> None:
         known = None if entry.act in ("hold", "release") else self.queries.get(entry.query_id)
         match entry.act, known:
+            case _, None if self.closing.note(entry, data):
+                self.holds.end_all()
             case "hold" | "release", None if self.holds.note(entry, data, lambda event: self.price(event_of(event))):
                 pass
             case "answer", Known(answer=None, purged=False):

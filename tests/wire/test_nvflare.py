@@ -22,7 +22,7 @@ from nvflare.apis.shareable import Shareable
 
 from silodp.core.errors import BadInput
 from silodp.wire.hub import Hub, serve_hub
-from silodp.wire.nvflare import site
+from silodp.wire.nvflare import kits, site
 from silodp.wire.nvflare.app import TOPIC, Courier
 from silodp.wire.site import group_runs
 from silodp.wire.socket import CODES
@@ -206,7 +206,7 @@ def test_a_job_with_code_of_its_own_does_not_run_at_a_silo(folder, tmp_path):
     (config / "config_fed_server.json").write_text(json.dumps({"format_version": 2, "workflows": [], "components": []}))
     meta = {"name": "job", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["a"]}}
     (tmp_path / "job" / "meta.json").write_text(json.dumps(meta))
-    session = new_secure_session(site.ADMIN, str(folder / "kits" / site.ADMIN), timeout=PATIENCE)
+    session = new_secure_session(kits.ADMIN, str(folder / "kits" / kits.ADMIN), timeout=PATIENCE)
     try:
         session.submit_job(str(tmp_path / "job"))
         time.sleep(3.0)

@@ -25,6 +25,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
+from silodp.host.certificates import certificates, expiring
 
 federation = console.group("Silos as processes of their own: start them, train over them, stop them.")
 
@@ -261,7 +262,7 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     silos = [_budget(name, Path(policy)) for name, policy in state["silos"].items()]
     found = {
         "folder": str(folder), "engine": state["engine"], "connected": _connected(folder, state), "processes": processes, "silos": silos,
-        "certificates": _certificates(folder / "engine"),
+        "certificates": certificates(folder / "engine"),
     }  # fmt: skip
     if as_json:
         dump(found)
@@ -270,6 +271,7 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     show(table("process|pid|runs|TCP ports", rows, box=False))
     for certificate in found["certificates"]:
         say(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
+    say(*(f"{wrong[0].upper()}{wrong[1:]}" for wrong in expiring(folder / "engine")))
     for silo in silos:
         say(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
     if any(silo["checked"] for silo in silos):
@@ -301,18 +303,3 @@ def _budget(name: str, policy: Path) -> dict[str, Any]:
         "policy": str(policy),
         "checked": card.get("checked", ""),
     }
-
-
-def _certificates(folder: Path) -> list[dict[str, str]]:
-    """Every certificate that the engine was provisioned with, once."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    found = {}
-    for path in sorted([*folder.rglob("*.crt"), *folder.rglob("*.pem")]) if folder.exists() else ():
-        with contextlib.suppress(ValueError, OSError):
-            certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-            digest, name = certificate.fingerprint(hashes.SHA256()).hex(), str(subject[0].value) if subject else path.name
-            found[digest] = {"subject": name, "until": certificate.not_valid_after_utc.date().isoformat(), "sha256": digest}
-    return list(found.values())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from silodp.cli import federation_members  # noqa: F401  (its commands)
 from silodp.cli.console import dump, say, show, table
 from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key

@@ -15,6 +15,7 @@ from silodp.cli.console import Json, dump, group, say
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded
+from silodp.host.site import for_unit
 
 shuffler = group("The shuffler: adds the silos' counts and passes on totals.")
 
@@ -29,6 +30,7 @@ def init(
     member: Annotated[
         list[str] | None, typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later by `enrol`.")
     ] = None,
+    units: Annotated[bool, typer.Option("--units", help="For the systemd units: their socket, its group, and the courier's user.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
@@ -37,7 +39,7 @@ def init(
     """
     from silodp.shuffler.provision import provision
 
-    card = provision(folder, askers=asker, members=member or (), largest=largest)
+    card = provision(folder, askers=asker, members=member or (), largest=largest, **(for_unit("shuffler") if units else {}))
     if as_json:
         return dump(card)
     say(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")

@@ -16,6 +16,7 @@ from silodp.core.errors import BadInput
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded, leave_no_core
+from silodp.host.site import for_unit
 from silodp.silo.service.provision import provision
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def init(
     checked: Annotated[
         str, typer.Option(help="That `silodp silo check` was run, by hand: DATE by NAME. Public, unlike what it found.")
     ] = "",
+    units: Annotated[bool, typer.Option("--units", help="For the systemd units: their socket, its group, and the courier's user.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
@@ -68,11 +70,14 @@ def init(
     leave_no_core()
     if schema and (classes is not None or label != "label"):
         raise BadInput("--schema has the label and its classes already; leave out --label and --classes")
+    name = name or folder.resolve().name
+    if name == "silo":
+        raise BadInput("the silo's name would be 'silo', as its folder's; --name gives it the one by which the server's operator knows it")
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     made = provision(
-        folder, data=data, label=label, name=name or folder.resolve().name, epsilon=epsilon, delta=delta, classes=declared, model=model,
+        folder, data=data, label=label, name=name, epsilon=epsilon, delta=delta, classes=declared, model=model,
         prox=prox, loss=loss, feature_map=feature_map, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
-        contributions=contributions, colluding=colluding, checked=checked,
+        contributions=contributions, colluding=colluding, checked=checked, **(for_unit("gate") if units else {}),
     )  # fmt: skip
     if as_json:
         return dump(asdict(made))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from silodp.core.errors import BadInput
+from silodp.host import metrics
 from silodp.host.listener import Server
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, exposed, group_of
@@ -26,13 +27,30 @@ def check_files(site: Site, *, used: Iterable[str | Path | None] = (), secret: I
             raise BadInput(sentence)
 
 
-def serve(server: Server, log: Log, stop: socket.socket, *, started: str, ready: Callable[[], None]) -> None:
-    """Serves until `stop` can be read, and says in the log, to systemd and to `ready` from when on."""
+def serve(
+    server: Server,
+    log: Log,
+    stop: socket.socket,
+    *,
+    role: str,
+    started: str,
+    ready: Callable[[], None],
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to `ready` from when on.
+
+    `look` sets the daemon's own states of `metrics.METRICS`.
+    """
 
     def listening() -> None:
-        log.line(f"started    {started}")
+        log.line(f"started    {started}", at_once=True)
         tell_systemd("READY=1")
         ready()
 
-    server.run(stop, listening)
-    log.line("stopped")
+    def states() -> None:
+        metrics.gauge("silodp_queue", server.waiting)
+        look()
+
+    with metrics.reporting(role, states):
+        server.run(stop, listening)
+    log.line("stopped", at_once=True)

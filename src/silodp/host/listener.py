@@ -77,6 +77,11 @@ class Server:
         finally:
             self._stop(worker)
 
+    @property
+    def waiting(self) -> int:
+        """Frames that wait for their turn."""
+        return self._jobs.qsize()
+
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
         path, site = Path(self._site.socket), self._site
@@ -127,7 +132,7 @@ class Server:
         thread.start()
 
     def _turn_away(self, line: socket.socket, code: str) -> None:
-        self._log.line(f"{code:<10}")
+        self._log.line(f"{code:<10}", at_once=True)
         with line, contextlib.suppress(OSError):
             line.settimeout(0)
             line.sendall(self._refusals[code])
@@ -192,6 +197,7 @@ class Server:
                 free, late = time.monotonic(), late + 1
                 self._log.line(f"late       {late} since the start")
             reply.put(answer)
+            self._log.sent()
 
     def _stop(self, worker: threading.Thread) -> None:
         """What is computed is finished and sent; what waits is told to come back; whoever sends nothing more is hung up on."""

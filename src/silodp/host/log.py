@@ -1,18 +1,27 @@
-"""A daemon's log: one line for each event, without data, put aside when it is long."""
+"""A daemon's log: one line for each event, without data, put aside when it is long.
+
+With SILODP_LOG=json in the environment each is one JSON object on standard output too, once its reply was sent, for a collector of logs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 
 from silodp.core.errors import BadInput
+from silodp.host import metrics
 
 KEPT = 5
 """Logs that were put aside and are kept."""
+UNTOLD = ("started", "stopped", "late")
+"""Events that are no frame's; and how many replies were late depends on how long they took, which is the operator's to know."""
 
 
 class Log:
@@ -24,13 +33,37 @@ class Log:
         except OSError as error:
             raise BadInput(f"the log {path} cannot be written: {error.strerror}") from None
         self._handler.handleError = lambda record: None
+        self._json, self._guard = os.environ.get("SILODP_LOG") == "json", threading.Lock()
+        self._unsent: list[str] = []
 
-    def line(self, words: str) -> None:
-        when = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._handler.handle(logging.makeLogRecord({"msg": f"{when} {words}"}))
+    def line(self, words: str, *, at_once: bool = False) -> None:
+        """Writes the line; whoever watches from outside is told by `sent`, or at once where nothing was computed."""
+        self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
+        if at_once:
+            return self._tell(words)
+        with self._guard:
+            self._unsent.append(words)
+
+    def sent(self) -> None:
+        """The reply that the last lines speak of was sent: now they may be told, since how long it took to make is not."""
+        with self._guard:
+            unsent, self._unsent = self._unsent, []
+        for words in unsent:
+            self._tell(words)
+
+    def _tell(self, words: str) -> None:
+        event, _, rest = words.strip().partition(" ")
+        if event not in UNTOLD:
+            metrics.count("silodp_frames_total", code=event)
+        if self._json:
+            print(json.dumps({"time": _now(), "event": event, "text": rest.strip()}), flush=True)
 
     def close(self) -> None:
         self._handler.close()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def tally(path: str) -> Counter[str]:

@@ -24,6 +24,15 @@ COMMENTS = {
 }
 
 
+def for_unit(daemon: str) -> dict[str, Any]:
+    """The settings that the systemd unit silodp-`daemon` and that of its courier expect."""
+    return {
+        "socket": f"/run/silodp-{daemon}/{daemon}.sock",
+        "socket_group": "silodp-socket",
+        "couriers": ("silodp-courier",),
+    }
+
+
 @dataclass(frozen=True)
 class Site:
     """Where a daemon listens and keeps its log, and who may knock."""

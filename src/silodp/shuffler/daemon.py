@@ -50,4 +50,4 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[ShufflerSettin
             settings, door.handle, refuse=lambda code: encode_outcome(Declined(code), sign), limit=settings.maximum_frame, log=log
         )
         started = f"{len(settings.roster)} members, {store.since(0)} rounds passed on so far"
-        daemon.serve(server, log, stop, started=started, ready=lambda: ready(settings))
+        daemon.serve(server, log, stop, role="shuffler", started=started, ready=lambda: ready(settings))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import stat
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from silodp.host import metrics
 from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
 
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
@@ -121,10 +123,17 @@ def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str
     with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
         header, frames = _read(line, time.monotonic() + GRACE)
         if header["ask"] == "names":
-            return _send(line, {"names": list(names())}, {}, time.monotonic() + GRACE)
+            there = list(names())
+            metrics.gauge("silodp_connected", len(there))
+            return _send(line, {"names": there}, {}, time.monotonic() + GRACE)
         if header["ask"] != "exchange":
             raise ValueError("there are two questions")
+        began = time.monotonic()
         replies = exchange(frames, float(header["timeout"]))
+        metrics.count("silodp_exchanges_total")
+        metrics.count("silodp_replies_total", len(replies))
+        metrics.count("silodp_silent_total", len(frames) - len(replies))
+        metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
         _send(line, {"frames": _sizes(replies)}, replies, time.monotonic() + GRACE)
 
 

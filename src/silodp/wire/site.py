@@ -8,11 +8,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from silodp.host import metrics
 from silodp.host.atomic import write
+from silodp.host.certificates import certificates, expiring
 from silodp.wire.hub import Hub
 from silodp.wire.socket import Unreached
 
@@ -30,6 +33,22 @@ def connected(folder: Path) -> list[str] | None:
     with contextlib.suppress(Unreached):
         return Hub(folder / "hub.sock").names()
     return None
+
+
+def warn(folder: Path) -> None:
+    """Says, on standard error, which certificates of a site expire soon."""
+    for sentence in expiring(folder):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def watched(role: str, folder: Path) -> None:
+    """From now on this process tells monitoring how it is, and how long the folder's certificates last."""
+
+    def look() -> None:
+        if found := certificates(folder):
+            metrics.gauge("silodp_certificate_days", min(one["days"] for one in found))
+
+    metrics.report_forever(role, look)
 
 
 class Processes:

@@ -11,6 +11,7 @@ import hashlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.codec import Refusal, encode_reply
-from silodp.host import daemon
+from silodp.host import daemon, metrics
 from silodp.host.extension import named, run
 from silodp.host.keys import read_key
 from silodp.host.listener import Server
@@ -39,6 +40,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known, raw, read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
+from silodp.silo.ledger.reserve import listed
 from silodp.silo.service.door import Door, FrameNote
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
@@ -202,4 +204,12 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
             place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log, after=policy.answer_after
         )
         started = f"{policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, left {1 - ledger.used():.4%}"
-        daemon.serve(server, log, stop, started=started, ready=lambda: ready(policy, place))
+
+        def look() -> None:
+            """Of ledger, policy and clock alone. Not its count of entries, which says when an answer was ready."""
+            metrics.gauge("silodp_budget_used_ratio", ledger.used())
+            metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(ledger)))
+            metrics.gauge("silodp_paused", pause.on())
+            metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
+
+        daemon.serve(server, log, stop, role="gate", started=started, ready=lambda: ready(policy, place), look=look)

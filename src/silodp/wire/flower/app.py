@@ -39,6 +39,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from silodp.host import metrics
 from silodp.wire.hub import GRACE, LARGEST, LONGEST, serve_hub
 from silodp.wire.socket import CODES, Socket, Unreached
 
@@ -92,6 +93,7 @@ def carry(message: Message, context: Context) -> Message:
         reply = Socket(os.environ["SILODP_GATE"]).ask(asked["frame"], min(float(asked["timeout"]), LONGEST))  # type: ignore[index]
     except Unreached as unreached:
         return _refuse(message, unreached.code)
+    metrics.count("silodp_carried_total", code="replied")
     return Message(RecordDict({"reply": ConfigRecord({"frame": reply})}), reply_to=message)
 
 
@@ -130,6 +132,7 @@ def _answer(message: Message, context: Context, given: bytes) -> Message:
 
 def _refuse(message: Message, code: str) -> Message:
     print(f"courier: no reply from the gate: {code}", flush=True)
+    metrics.count("silodp_carried_total", code=code)
     return Message(Error(ERRORS[code], code), reply_to=message)
 
 

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import secrets
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -15,6 +16,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from silodp.host.atomic import write
 
 _PLAIN = serialization.NoEncryption()
+ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
+AUTHORITY_DAYS = 3650
+"""The CA outlives the server's certificate, which is renewed under it."""
 
 
 def key(folder: Path) -> None:
@@ -27,41 +31,63 @@ def key(folder: Path) -> None:
 
 
 def certify(folder: Path, host: str, days: int) -> None:
-    """A CA (ca.pem, ca.key) and the server's certificate (server.pem, server.key), valid for `days` days, for `host` and loopback."""
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    """A CA (ca.pem, ca.key), and the server's certificate (server.pem, server.key), valid for `days` days, for `host` and loopback."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    own = (x509.BasicConstraints(ca=True, path_length=0), True), (_usage(key_cert_sign=True), True), (identifier, False)
+    _keep(folder, "ca", authority, _issue(authority, ISSUER, authority, AUTHORITY_DAYS, *own))
+    renew(folder, host, days)
+
+
+def renew(folder: Path, host: str, days: int = 365) -> None:
+    """The server's certificate anew, by the CA that silos know already: they notice nothing."""
+    authority: Any = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    holder = ec.generate_private_key(ec.SECP256R1())
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     try:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
         names.append(x509.DNSName(host))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-
-    def issue(name: x509.Name, holder: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(holder.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=2))
-        builder = builder.not_valid_after(now + datetime.timedelta(days=days))
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca = issue(
-        issuer, authority, (x509.BasicConstraints(ca=True, path_length=0), True), (_usage(key_cert_sign=True), True), (identifier, False)
-    )
-    server = issue(
-        subject,
-        own,
+    server = _issue(
+        authority,
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]),
+        holder,
+        days,
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(digital_signature=True), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName(names), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
     )
-    for name, holder, certificate in (("ca", authority, ca), ("server", own, server)):
-        write(folder / f"{name}.pem", certificate)
-        write(folder / f"{name}.key", holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN))
+    _keep(folder, "server", holder, server)
+
+
+def host_of(folder: Path) -> str:
+    """The host that the server's certificate is for."""
+    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def _issue(
+    authority: ec.EllipticCurvePrivateKey,
+    name: x509.Name,
+    holder: ec.EllipticCurvePrivateKey,
+    days: int,
+    *more: tuple[x509.ExtensionType, bool],
+) -> bytes:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(ISSUER).public_key(holder.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=2))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    for extension, critical in more:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _keep(folder: Path, name: str, holder: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
+    write(folder / f"{name}.key", holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN))
+    write(folder / f"{name}.pem", certificate)
 
 
 def _usage(**used: bool) -> x509.KeyUsage:

@@ -25,7 +25,7 @@ from typing import Any
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 from silodp.wire.flower.keys import certify, key
-from silodp.wire.site import Processes, connected, free_port
+from silodp.wire.site import Processes, connected, free_port, warn, watched
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 """No telemetry, no question about updates, no packages installed because a server says so."""
@@ -40,6 +40,8 @@ SIGNS = {
 }
 
 
+PATIENCE = 60.0
+"""Seconds in which a SuperLink that was just started begins to listen."""
 GRACE = 10.0
 """Seconds in which a process that is told to end may take its leave."""
 
@@ -78,6 +80,7 @@ def superlink(folder: Path, host: str) -> None:
     from silodp.wire.flower.door import close_to_others, watch
 
     close_to_others()
+    warn(folder)
     tls = [f"--ssl-certfile={folder / 'server.pem'}", f"--ssl-keyfile={folder / 'server.key'}", f"--ssl-ca-certfile={folder / 'ca.pem'}"]
     closed = ["--enable-supernode-auth", "--isolation=process", f"--superexec-auth-secret-file={folder / 'secret'}"]
     sys.argv = ["flower-superlink", f"--host={host}", f"--port={_port(folder)}", f"--database={folder / 'superlink.db'}", *tls, *closed]
@@ -104,9 +107,22 @@ def job(folder: Path, hub: Path) -> None:
     from silodp.wire.flower import app as flower
 
     os.environ["SILODP_HUB"] = str(hub)
+    watched("server", folder)
     with _control(folder) as control:
         _ask(control.StartRun, StartRunRequest(fab=Fab(content=flower.bundle())))
     flower.job(f"127.0.0.1:{_port(folder)}", (folder / "ca.pem").read_bytes(), (folder / "secret").read_bytes())
+
+
+def unregister(folder: Path, silos: Sequence[str]) -> None:
+    """The nodes of these names are let in no more; the others notice nothing."""
+    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+    with _control(folder) as control:
+        there = {node.name: node.node_id for node in control.ListNodes(ListNodesRequest()).nodes_info if node.status != "unregistered"}
+        if strange := sorted(set(silos) - set(there)):
+            raise BadInput(f"SuperLink has no silo {strange[0]!r}; it has {', '.join(sorted(there)) or 'none'}")
+        for name in silos:
+            _ask(control.UnregisterNode, UnregisterNodeRequest(node_id=there[name]))
 
 
 class KeyIsRegistered(BadInput):
@@ -142,6 +158,7 @@ def silo(folder: Path, superlink: str, gate: Path) -> int:
     from silodp.wire.flower import app as flower
 
     os.environ["SILODP_GATE"] = str(gate)
+    watched("courier", folder)
     log, port = folder / "node.log", free_port()
     _hang_up(folder, superlink, log)
     link = [f"--superlink={superlink}", f"--root-certificates={folder / 'ca.pem'}", f"--auth-supernode-private-key={folder / 'node.key'}"]
@@ -290,6 +307,10 @@ def main() -> int:
     os.environ.update(QUIET)
     if given["command"] == "register":
         given["silos"] = {name: Path(public_key) for name, public_key in given["silos"]}
+    if given["command"] in ("register", "job"):  # what starts SuperLink does not wait until it listens
+        deadline = time.monotonic() + PATIENCE
+        while not _accepts(_port(given["folder"])) and time.monotonic() < deadline:
+            time.sleep(0.1)
     try:
         return globals()[given.pop("command")](**given) or 0
     except BadInput as wrong:

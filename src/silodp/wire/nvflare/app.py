@@ -21,7 +21,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
+from silodp.host import metrics
 from silodp.wire.hub import LARGEST, LONGEST, ask_each, serve_hub
+from silodp.wire.nvflare.kits import removed
+from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 
 TOPIC = "silodp"
@@ -74,6 +77,7 @@ class Courier(FLComponent):
             if engine.admin_agent.processors or not _known(engine) or listens(engine):
                 self.logger.error("the engine still obeys commands of the server: the courier stops")
                 os._exit(2)
+            watched("courier", Path(os.environ.get("SILODP_SITE", ".")))
 
     def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         answer = Shareable()
@@ -87,15 +91,16 @@ class Courier(FLComponent):
             answer["code"] = missed.code
         except Exception:
             answer["code"] = "courier"  # no exception's text goes to the server
+        metrics.count("silodp_carried_total", code=answer.get("code", "replied"))
         return answer
 
 
 class ServerHub(FLComponent):
     """The server's end: opens the hub at `path` for as long as the engine's server runs."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, removed: str) -> None:
         super().__init__()
-        self._path, self._stop = Path(path), threading.Event()
+        self._path, self._removed, self._stop = Path(path), Path(removed), threading.Event()
         self._engine: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -106,12 +111,17 @@ class ServerHub(FLComponent):
             if not _known(self._engine) or listens(self._engine):
                 self.logger.error("the engine still obeys commands of the silos: the server stops")
                 os._exit(2)
+            watched("server", Path(os.environ.get("SILODP_SITE", ".")))
             threading.Thread(target=serve_hub, args=(self._path, self._exchange, self._names, self._stop), daemon=True).start()
         if event_type == EventType.SYSTEM_END:
             self._stop.set()
 
     def _registered(self) -> list[str]:
-        return sorted(client.name for client in self._engine.get_clients())
+        """Whoever is connected and was not removed since; the engine itself is told of a removal, and lets its client in no more."""
+        gone, there = removed(self._removed), {client.name for client in self._engine.get_clients()}
+        if there & gone:
+            self._engine.disable_clients(sorted(there & gone))
+        return sorted(there - gone)
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""

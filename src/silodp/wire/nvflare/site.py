@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -21,9 +20,9 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
-from silodp.wire.site import Processes, connected, free_port
+from silodp.wire.nvflare.kits import ORG, PROJECT, REMOVED, SERVER, issue
+from silodp.wire.site import Processes, connected, free_port, warn
 
-PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 HEARTBEAT, LOST = 2, 8
 """Seconds between a client's signs of life, and without one after which the server no longer lists it."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
@@ -39,35 +38,7 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
 
     folder/authority has the key of the certificate authority: who has it can add a silo. `port` is a free one unless it is given.
     """
-    from nvflare.lighter.constants import CtxKey
-    from nvflare.lighter.impl.cert import CertBuilder
-    from nvflare.lighter.impl.signature import SignatureBuilder
-    from nvflare.lighter.impl.static_file import StaticFileBuilder
-    from nvflare.lighter.impl.workspace import WorkspaceBuilder
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-
-    for name in silos:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) or name == SERVER:
-            raise BadInput(f"silo name {name!r}: must be lower-case letters, digits and inner hyphens, at most 63, and not {SERVER!r}")
-    if len(set(silos)) != len(silos) or not silos:
-        raise BadInput(f"silos {list(silos)}: must be at least one name, each once")
-    if (folder / "kits").exists():
-        raise BadInput(f"{folder} has kits already: choose a folder without")
-    port = port or free_port()
-    people = [{"name": SERVER, "type": "server", "org": ORG, "default_host": host, "fed_learn_port": port, "admin_port": port}]
-    people += [{"name": name, "type": "client", "org": ORG} for name in silos]
-    people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
-    builders = [WorkspaceBuilder(["master_template.yml"]), StaticFileBuilder(config_folder="config", scheme="tcp")]
-    builders += [CertBuilder(), SignatureBuilder()]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    project = prepare_project({"api_version": 3, "name": PROJECT, "description": "", "participants": people})
-    made = Provisioner(str(folder / "authority"), builders).provision(project, logger=_Quiet())
-    if made.get(CtxKey.BUILD_ERROR):
-        raise BadInput(f"{folder}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS) or ()))}")
-    shutil.move(made[CtxKey.CURRENT_PROD_DIR], folder / "kits")
-    for kept in ("authority", "kits"):  # keys: the provisioner leaves some readable
-        (folder / kept).chmod(0o700)
+    issue(folder, silos, host=host, port=port or free_port())
     settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind="127.0.0.1" if host == "localhost" else "0.0.0.0")
 
 
@@ -138,7 +109,7 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
         "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": LOST, "admin_timeout": 5.0}],
         "snapshot_persistor": {"path": persistor, "args": {"uri_root": "/", "storage": snapshots}},
         "components": [
-            {"id": "silodp_hub", "path": "silodp.wire.nvflare.app.ServerHub", "args": {"path": str(hub)}},
+            {"id": "silodp_hub", "path": "silodp.wire.nvflare.app.ServerHub", "args": {"path": str(hub), "removed": str(kit / REMOVED)}},
             # the engine does not start without these; no launcher, and no log_receiver
             {"id": "job_scheduler", "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler", "args": {}},
             {"id": "job_manager", "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager", "args": jobs},
@@ -187,14 +158,6 @@ def _log() -> dict:
 
 def _write(path: Path, content: dict) -> None:
     write(path, json.dumps(content, indent=2) + "\n")
-
-
-class _Quiet:
-    """NVFlare's provisioner prints unless it has somewhere to write; its errors come back in the context."""
-
-    def debug(self, *_: object) -> None: ...
-
-    info = warning = error = debug
 
 
 # --- processes ------------------------------------------------------------------------------------------------------------------
@@ -303,8 +266,9 @@ def main() -> int:
                 print(explain(given.kit))
             case "server" | "silo":
                 settle_server(given.kit, given.hub) if given.command == "server" else settle_silo(given.kit, given.gate)
+                warn(given.kit)
                 words = command(given.kit)
-                os.execve(words[0], words, os.environ | SAFE)
+                os.execve(words[0], words, os.environ | SAFE | {"SILODP_SITE": str(given.kit)})
     except BadInput as wrong:
         print(wrong, file=sys.stderr)
         return 2

@@ -1,0 +1,151 @@
+"""A federation's certificates by NVFlare's own provisioner: kits for all, for one more, and anew before they expire, under one authority.
+
+folder/authority has root.pem, root.key (who has it can add a silo: keep it offline) and federation.json, what was provisioned; folder/kits has what is
+handed out. A silo that is added, and certificates that are renewed, are issued by the same authority, so that nobody else's change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from silodp.core.errors import BadInput
+from silodp.host.atomic import write
+
+PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
+REMOVED = "disabled_clients.json"
+"""The file of the server's kit in which NVFlare itself keeps whom it lets in no more."""
+AUTHORITY_DAYS = 3650
+"""The authority outlives the certificates, which last NVFlare's 360 days, so that these can be renewed one by one."""
+
+
+def issue(folder: Path, silos: Sequence[str], *, host: str, port: int) -> None:
+    """A new authority, and kits for the server, each silo and an administrator."""
+    _check(silos)
+    if (folder / "kits").exists():
+        raise BadInput(f"{folder} has kits already: choose a folder without")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made = _provisioned(folder / "authority", silos, host, port)
+    shutil.move(made["kits"], folder / "kits")
+    for kept in ("authority", "kits"):  # keys: the provisioner leaves some readable
+        (folder / kept).chmod(0o700)
+    write(folder / "authority" / "root.pem", made["root.pem"])
+    write(folder / "authority" / "root.key", made["root.key"])
+    _note(folder, host, port, silos)
+
+
+def add(folder: Path, silos: Sequence[str]) -> None:
+    """Kits for silos that come later, in folder/kits; nobody else's certificates change, and the server lets them in as it is."""
+    _check(silos)
+    about = _about(folder)
+    if known := sorted(set(silos) & {*about["silos"], *_removed(folder)}):
+        raise BadInput(
+            f"{folder} has, or had, a silo {known[0]!r}: choose another name, since the old certificate stays valid until it expires"
+        )
+    with tempfile.TemporaryDirectory(dir=folder) as apart:
+        made = _provisioned(Path(apart), silos, about["host"], about["port"], _root(folder))
+        for name in silos:
+            shutil.move(Path(made["kits"]) / name, folder / "kits" / name)
+    _note(folder, about["host"], about["port"], [*about["silos"], *silos])
+
+
+def renew(folder: Path) -> list[str]:
+    """New certificates for all, in folder/renewed, to be handed out like the first; the server's own are put into its kit. Old ones stay valid."""
+    about, renewed = _about(folder), folder / "renewed"
+    with tempfile.TemporaryDirectory(dir=folder) as apart:
+        made = _provisioned(Path(apart), about["silos"], about["host"], about["port"], _root(folder))
+        shutil.rmtree(renewed, ignore_errors=True)
+        shutil.move(made["kits"], renewed)
+    renewed.chmod(0o700)
+    for file in ("server.crt", "server.key"):
+        write(folder / "kits" / SERVER / "startup" / file, (renewed / SERVER / "startup" / file).read_bytes())
+    shutil.rmtree(renewed / SERVER)
+    return list(about["silos"])
+
+
+def remove(folder: Path, silos: Sequence[str]) -> None:
+    """From now on the server lets these in no more, asks them nothing, and renews nothing of theirs; the others notice nothing."""
+    about = _about(folder)
+    if strange := sorted(set(silos) - set(about["silos"])):
+        raise BadInput(f"{folder} has no silo {strange[0]!r}; it has {', '.join(about['silos'])}")
+    content = json.dumps({"disabled_clients": sorted({*_removed(folder), *silos})})
+    write(folder / "kits" / SERVER / REMOVED, content)
+    _note(folder, about["host"], about["port"], [name for name in about["silos"] if name not in silos])
+
+
+def removed(file: Path) -> set[str]:
+    """Whom the server lets in no more; raises where the file cannot be read, so that nobody is asked then."""
+    return {str(name) for name in json.loads(file.read_text())["disabled_clients"]} if file.exists() else set()
+
+
+def _removed(folder: Path) -> set[str]:
+    return removed(folder / "kits" / SERVER / REMOVED)
+
+
+def _check(silos: Sequence[str]) -> None:
+    for name in silos:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) or name == SERVER:
+            raise BadInput(f"silo name {name!r}: must be lower-case letters, digits and inner hyphens, at most 63, and not {SERVER!r}")
+    if len(set(silos)) != len(silos) or not silos:
+        raise BadInput(f"silos {list(silos)}: must be at least one name, each once")
+
+
+def _note(folder: Path, host: str, port: int, silos: Sequence[str]) -> None:
+    write(folder / "authority" / "federation.json", json.dumps({"host": host, "port": port, "silos": list(silos)}) + "\n")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "authority" / "federation.json").read_text())
+    except (OSError, ValueError):
+        raise BadInput(
+            f"{folder}: authority/federation.json cannot be read; bring the authority's folder back, as `provision` made it"
+        ) from None
+
+
+def _root(folder: Path) -> tuple[bytes, bytes]:
+    try:
+        return (folder / "authority" / "root.pem").read_bytes(), (folder / "authority" / "root.key").read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"{error.filename} cannot be read: {error.strerror}; bring the authority's folder back, as `provision` made it"
+        ) from None
+
+
+def _provisioned(workspace: Path, silos: Sequence[str], host: str, port: int, root: tuple[bytes, bytes] | None = None) -> dict[str, Any]:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.impl.signature import SignatureBuilder
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+    from nvflare.lighter.utils import serialize_cert, serialize_pri_key
+
+    people = [{"name": SERVER, "type": "server", "org": ORG, "default_host": host, "fed_learn_port": port, "admin_port": port}]
+    people += [{"name": name, "type": "client", "org": ORG} for name in silos]
+    people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
+    builders = [WorkspaceBuilder(["master_template.yml"]), StaticFileBuilder(config_folder="config", scheme="tcp")]
+    builders += [CertBuilder(root_valid_days=AUTHORITY_DAYS), SignatureBuilder()]
+    project = prepare_project({"api_version": 3, "name": PROJECT, "description": "", "participants": people})
+    if root:
+        project.serialized_root_cert, project.root_private_key = root[0], load_pem_private_key(root[1], password=None)
+    made = Provisioner(str(workspace), builders).provision(project, logger=_Quiet())
+    if made.get(CtxKey.BUILD_ERROR):
+        raise BadInput(f"{workspace}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS) or ()))}")
+    authority = {"root.pem": serialize_cert(made[CtxKey.ROOT_CERT]), "root.key": serialize_pri_key(made[CtxKey.ROOT_PRI_KEY])}
+    return authority | {"kits": made[CtxKey.CURRENT_PROD_DIR]}
+
+
+class _Quiet:
+    """NVFlare's provisioner prints unless it has somewhere to write; its errors come back in the context."""
+
+    def debug(self, *_: object) -> None: ...
+
+    info = warning = error = debug

@@ -13,7 +13,14 @@ import typer
 from silodp.cli import app as cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "deploy").iterdir(), *(ROOT / "examples").glob("*.py")])
+PAGES = sorted(
+    [
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("*.md"),
+        *(p for p in (ROOT / "deploy").rglob("*") if p.is_file()),
+        *(ROOT / "examples").glob("*.py"),
+    ]
+)
 BLOCK = re.compile(r'^```(console|python title="(?P<file>[\w.]+)")\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
 
 

@@ -1,13 +1,19 @@
 """What the pages call modules, files and tests is there under that name."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*"), *(ROOT / "examples").rglob("*.py")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(p for p in (ROOT / "deploy").rglob("*") if p.is_file()),
+    *(ROOT / "examples").rglob("*.py"),
+]
 FOLDERS = "|".join(sorted(p.name for p in (ROOT / "src/silodp").iterdir() if p.is_dir() and p.name != "__pycache__"))
 
 
@@ -94,3 +100,19 @@ def test_the_words_that_help_texts_use_are_in_the_glossary():
         "Policy",
     )
     assert [word for word in words if f"- **{word}**" not in page] == []
+
+
+def test_the_table_of_versions_has_the_numbers_of_this_code():
+    """A frame, ledger or journal of another number needs a row of its own, and a thought about who may talk to whom."""
+    import tomllib
+
+    from silodp import __version__
+    from silodp.core.protocol.frames import VERSION as FRAMES
+    from silodp.server.journal import VERSION as JOURNAL
+    from silodp.silo.ledger import chain
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pins = [extras[engine][0].partition("==")[2] for engine in ("nvflare", "flower")]
+    ledger = re.search(r"silodp ledger (\d+) ", inspect.getsource(chain.hashed))[1]
+    row = [__version__.rpartition(".")[0], str(FRAMES), ledger, str(JOURNAL), *pins]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs/deploy.md").read_text()

@@ -64,9 +64,9 @@ def drawn(batch) -> np.ndarray:
     return mask
 
 
-def of_silo(made: Products, points, batch, data: Records | None = None, clip: float = CLIP) -> np.ndarray:
+def of_silo(made: Products, points, batch, data: Records | None = None, clip: float = CLIP, threads: int = 1) -> np.ndarray:
     data = data or records()
-    return made.sum(points, data.x[0], data.y[0], drawn(batch), clip, lattice_step(clip, made._problem.dim))
+    return made.sum(points, data.x[0], data.y[0], drawn(batch), clip, lattice_step(clip, made._problem.dim), threads=threads)
 
 
 @pytest.fixture(params=MODELS)
@@ -119,7 +119,8 @@ def test_no_record_moves_a_sum_by_more_than_its_bound_in_any_batch(made):
 def test_products_of_a_chunk_are_those_of_integers(made):
     """What a chunk adds is rho times the whole sum over records and places, in Python's own integers."""
     data, of = records(), made._problem
-    parts, kept = made._records(points_of(of)[0], data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
+    points = [made._tracer.parameters(w) for w in points_of(of)[0]]
+    parts, kept = made._records(points, data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
     assert bool(kept.all())
     for part in (p for p in parts if isinstance(p, factors.Factored)):
         left, right = (factor.flatten(0, 1).numpy().astype(object) for factor in (part.v, part.a))
@@ -132,7 +133,7 @@ def test_products_of_a_chunk_are_those_of_integers(made):
 
 def test_a_record_above_its_bound_is_zero_and_nobody_else_is(made, monkeypatch):
     """Where clipping itself is wrong, the check of integers still keeps the bound: a mistake of floats costs accuracy, never privacy."""
-    points, gamma = points_of(made._problem)[0], lattice_step(CLIP, made._problem.dim)
+    points, gamma = [made._tracer.parameters(w) for w in points_of(made._problem)[0]], lattice_step(CLIP, made._problem.dim)
 
     def integers() -> torch.Tensor:
         parts, kept = made._records(points, records().x[0, :16], records().y[0, :16], CLIP, gamma)
@@ -189,6 +190,41 @@ def test_a_gate_sees_labels_that_mix_in_chunks_of_every_size(monkeypatch):
         data = Records.of([(np.random.default_rng(0).normal(size=(n, 64)).astype(np.float32), np.arange(n) % 2)])
         with pytest.raises(BadInput, match="depends on the"):
             Exact(problem_of("logistic"), data, partition=lambda name, batches: np.arange(0)).verify()
+
+
+def test_the_sum_is_the_same_to_the_last_bit_with_any_number_of_threads(made):
+    for points in points_of(made._problem):
+        alone = of_silo(made, points, range(0, N, 2))
+        for threads in (2, 5):
+            np.testing.assert_array_equal(of_silo(made, points, range(0, N, 2), threads=threads), alone)
+
+
+def test_stretched_gradients_are_clipped_as_those_of_a_shorter_clip(made):
+    """In parts of which R are the clip, as totals ask: what is verified is R, whatever the clip."""
+    data, of, radius = records(), made._problem, 3 * 2.0**22
+    for clip in (0.37, 2.0**-390, 2.0**390):
+        for points in points_of(of):
+            words = points, data.x[0], data.y[0]
+            full, without = (made.sum(*words, drawn(batch), radius, 1.0, radius / clip) for batch in (range(N), [*range(7), *range(8, N)]))
+            assert sum(int(k) ** 2 for k in full - without) <= int(radius) ** 2
+    rows = Gradients(of, points_of(of)[0])(data.x[0].double(), data.y[0])
+    wanted = (rows * (0.37 / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0).numpy()
+    got = made.sum(points_of(of)[0], data.x[0], data.y[0], drawn(range(N)), radius, 1.0, radius / 0.37) * 0.37 / radius
+    assert np.linalg.norm(got - wanted) <= N * 0.37 * 2.0**-14
+
+
+def test_a_gate_does_not_serve_where_a_layer_raises_on_a_record_beside_others(monkeypatch):
+    """It would raise after a charge: nobody asks a chunk of products again."""
+    asked, traced = Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N)), Products._traced
+
+    def raising(self, w, x, y):
+        if bool(x.isnan().any()):
+            raise ValueError("a kernel that does not like this record")
+        return traced(self, w, x, y)
+
+    monkeypatch.setattr(Products, "_traced", raising)
+    with pytest.raises(BadInput, match="fail on a made-up record"):
+        asked.verify()
 
 
 def test_a_layer_that_is_not_trained_has_no_part_in_the_sum():

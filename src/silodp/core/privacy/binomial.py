@@ -26,6 +26,10 @@ apart with mean t_j^2 + f (1 - f) <= t_j^2 + 1/4, so by Hoeffding's lemma with b
 
     log E exp(beta k_j^2) <= beta (t_j^2 + 1/4) + beta^2 (2 |t_j| + 1)^2 / 8 <= beta (1 + beta) (t_j^2 + 1/4).
 
+*Once.* A silo may round its sum U of all records instead, floor(U_j + theta_j) with one uniform theta for each coordinate: U_j + theta_j is uniform
+modulo 1, so a record that moves U by t shifts it by floor or ceil of t_j with the same probabilities, and all else stands. Where U is kept within a
+range first, t only gets shorter, coordinate by coordinate.
+
 *Both directions.* Signs of k are free and differ between coordinates, so c is over both; k < 0 is k > 0 for Bin(B, 1 - p), mirrored.
 
 *Cells.* For k > 0, nu(z) / nu(z + k) is a constant times prod_i (z + i) / (B - z - i + 1): a product of positive, increasing, convex

@@ -64,17 +64,17 @@ def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
 def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Deployed counts, added and analysed: the mean of the clipped records, without bias and with the noise that was asked for.
 
-    An odd number of levels, and records of zero, whose coordinates lie half-way between two levels.
+    Few coins, beside which half a level is seen: the silos' sums lie anywhere between two levels.
     """
-    world, runs = neighbours(quiet=True, silos=SILOS)[1], 200
+    world, runs, levels = neighbours(silos=SILOS)[1], 600, 32
     m = sum(world.counts)
-    mechanism = Shuffled("probe", 1.0, 5, 100, m)
+    mechanism = Shuffled("probe", 1.0, levels, 1, m)
     stage = Deployed(world, mechanism, pipeline, (0.0,))
     truth = SOUND.analysed(
         Server([SOUND.answerer(canary_problem(), world, [0])], world.counts).expected(stage.queries()[0], 0), mechanism, m
     )
     totals = torch.from_numpy(np.stack([seen[0] for seen in stage.rounds(runs)]))
-    error = (pipeline.analysed(totals, mechanism, m) - truth) / (2 / 5 / m * math.sqrt(m * (100 / 4 + 1 / 4)))
+    error = (pipeline.analysed(totals, mechanism, m) - truth) / (2 / levels / m * math.sqrt(m / 4 + SILOS / 8))
     dim = error.shape[1]
     off = float(error.mean(0).abs().max()) * math.sqrt(runs)
     if off > stats.norm.isf(FALSE_ALARM / 4 / dim):

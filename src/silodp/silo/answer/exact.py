@@ -28,9 +28,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
     two laws that holds given the places holds for their mixture over the places too.
 Gradients of models of known layers are summed by exact products of whole chunks (`products`), for which 1 to 4 hold as well: its docstring has the
 proof. There S with record j is within C / gamma of S without it, and that is all that 3 and amplification use.
-Shuffled totals (`_counts`) rest on `core.shuffle` and `core.binomial` instead: each record's row is clipped and scaled to [0, g]^d in float64,
-which moves it by at most g (1 + 1e-6) against its neighbour's (the price has 1e-5), rounded at random and summed in integers, and exact
-binomial noise is added. What leaves is for the shuffler's key alone (`door`).
+Totals (`_counts`) rest on `core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which one record moves at
+most g levels; rounded to levels once, by fresh thresholds, and exact binomial noise is added. What leaves is for the shuffler's key alone (`door`).
 No step of a Gaussian release asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
 Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place (`verify` tries it with the silo's own model
 before a gate serves, and the tests bit for bit with several instruction sets), ChaCha20 is secure, and time is not observed: it depends on
@@ -59,7 +58,7 @@ from silodp.core.statistics import MAX_EDGES as MAX_EDGES
 from silodp.core.statistics import Gram, LocalSteps, Means, Rows, Score, Statistic
 from silodp.core.statistics.gram import MAX_FACTORS
 from silodp.silo.answer import lattice
-from silodp.silo.answer.integers import lattice_step, levelled, multiplied, quantised
+from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, pinned, slots, verify
 from silodp.silo.data.heldout import held_out
@@ -117,11 +116,6 @@ class Exact:
         with pinned(self._threads):
             for w in (ordinary, 1e150 * ordinary):
                 verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
-            if self._products:
-                self._products.verify(self._n)
-                for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
-                    rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
-                    verify(rows, like, self._products.sizes(self._n), dim, alive=points[0] is ordinary)
             score = Score(ordinary, 2, 1.0)
             verify(self._rows_of(score), like, sizes, score.shape[-1])
             gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
@@ -129,6 +123,12 @@ class Exact:
                 verify(self._rows_of(gram), like, sizes, gram.shape[-1])
             else:
                 verify(gram.factors(self.problem, 0), like, sizes, gram.size)
+        if self._products:
+            with pinned(1):  # as each of its threads has
+                self._products.verify(self._n)
+                for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
+                    rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
+                    verify(rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary)
 
     def check(self, query: Query) -> None:
         """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
@@ -204,19 +204,22 @@ class Exact:
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        """(d,) int64: the sum of the batch's rounded rows plus Bin(K b, p). Rows of held-out records, or all with a clip of 0, are zero.
+        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of held-out records, or all with a clip of 0, are zero.
 
-        Every record of the silo is rounded, by random bits that are its slot's own whether it is drawn or not.
+        A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F / 2 long: replaced, it moves the sum by at most
+        g 2^F. To the sum are added the K R by which the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one record
+        moves gets no longer by it, coordinate by coordinate. Then it is rounded to levels by one fresh threshold for each coordinate, uniform on the
+        2^F parts of a level. So with t = (S' - S) 2^-F the move of a total is floor(t) or ceil(t), the latter with probability t - floor(t),
+        independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks for, with no tolerance.
         """
-        parameters = shuffle.Parameters(mechanism.levels, mechanism.noise_bits, mechanism.p)
-        random, chosen = lattice.Keystream().bytes, self._batch(mechanism.sampling)
-        clip, total, drawn = float(mechanism.clip) or 1.0, np.zeros(dim, np.int64), self._mask(chosen)
-        nothing = self._held | (mechanism.clip == 0)
-        for slot in self._slots(dim):
-            values = computed(rows, self._x[slot], self._y[slot], dim).contiguous().numpy()  # each row's squares are added in one order
-            whole = shuffle.rounded(np.where(nothing[slot, None], 0.0, values), clip, parameters, random)
-            total += np.where(drawn[slot, None], whole, 0).sum(axis=0)
-        return total + shuffle.binomial(random, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
+        chosen, clip, bits = self._batch(mechanism.sampling), float(mechanism.clip), level_bits(mechanism.levels, dim)
+        radius, total, stream = mechanism.levels << bits - 1, np.zeros(dim, np.int64), lattice.Keystream()
+        if clip:
+            total = self._sum(rows, chosen[~self._held[chosen]], float(radius), 1.0, dim, stretch=radius / clip)
+        shifted = np.clip(total + len(chosen) * radius, 0, 2 * len(chosen) * radius)
+        threshold = (stream.uint64(dim) & np.uint64(2**bits - 1)).astype(np.int64)
+        coins = shuffle.binomial(stream.bytes, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
+        return (shifted + threshold >> bits) + coins
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
         """Positions of the batch's records, by secret coins or by the stored partition: in no way by what the records hold."""
@@ -238,20 +241,22 @@ class Exact:
 
     def _sum(
         self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int, numbers: int | None = None,
-        source: Tensor | None = None, multiply: bool = False,
+        source: Tensor | None = None, multiply: bool = False, stretch: float = 1.0,
     ) -> np.ndarray:  # fmt: skip
-        """S, exactly: the integers of the chosen records, of all that are computed."""
+        """S, exactly: the integers of the chosen records, of all that are computed; vectors are made `stretch` times as long before the clip."""
 
         def whole(x: Tensor, y: Tensor) -> Tensor:
             if multiply:
                 if self.problem.person:
                     return multiplied(rows(x.flatten(0, 1), filled(y).flatten()), clip, gamma, present(y))
                 return multiplied(rows(x, y), clip, gamma)
-            return quantised(rows(x, y), clip, gamma) if numbers is None else levelled(rows(x, y), numbers, gamma)
+            if numbers is not None:
+                return levelled(rows(x, y), numbers, gamma)
+            return quantised(rows(x, y) if stretch == 1.0 else rows(x, y) * stretch, clip, gamma)
 
         drawn = self._mask(chosen)
         if self._products and isinstance(rows, Gradients):
-            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma)
+            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
         for slot in self._slots(dim):
             integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)

@@ -25,6 +25,16 @@ def lattice_step(clip: float, dim: int) -> float:
     return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
 
 
+def level_bits(levels: int, dim: int) -> int:
+    """F: a level of a total is 2^F parts, so that R = g 2^F / 2 parts, an integer, are as fine as `lattice_step`: 2^GRAIN sqrt(d) <= R, and R < 2^30
+    unless g alone is more (up to 2^16 for d = 1). F follows from g and d alone.
+    """
+    root, bits = (math.isqrt(dim - 1) if dim > 1 else 0) + 1, 1
+    while levels << bits - 1 < root << GRAIN:
+        bits += 1
+    return bits
+
+
 def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     """Rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2), each a function of its own row alone.
 

@@ -6,7 +6,7 @@ drawing one record would move them all, and amplification by sampling would be c
  1. Chunks and places follow from n and the numbers of coordinates alone, the shorter last chunk's too. All n records are computed for every
     question, and a batch of any kind costs a full pass: at a Poisson rate of 0.05 twenty times what the batch alone would.
  2. A record on which the computation raises is zero, and nobody else is (`computed`): no handler changes a shape or zeroes another's row.
- 3. The number of threads is the same in every answer, and MKL may not take fewer (`pinned`).
+ 3. The number of threads is the same in every answer, and MKL may not take fewer (`pinned`); or each chunk is one thread's (`in_threads`).
 What remains assumed: in a chunk of a given shape a kernel makes row i from record i, its place and public numbers, and whether it raises on a
 record follows from that record. `verify` tests it on made-up records with the very model, shapes and threads before a gate serves, the tests
 with several instruction sets. Memory of every operand begins at a multiple of 64 bytes, or at a place in such a block that shapes decide, so
@@ -17,7 +17,8 @@ is asked for in sizes that no record influences: it then fails for this data set
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -83,14 +84,26 @@ def pinned(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def in_threads(work: Callable[[int], object], items: Iterable[int], threads: int) -> None:
+    """The work for every item, by so many threads, each of which has one thread of torch and MKL: what it computes is the same with any number."""
+    if threads == 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in pool.map(work, items):
+            pass
+
+
 # --- a gate's test of itself ----------------------------------------------------------------------------------------------------------
 
 
-def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int, *, alive: bool = True) -> None:
+def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int | None, *, alive: bool = True) -> None:
     """Raises BadInput unless, in chunks of these sizes, no row depends on what the other places hold. The records are made up.
 
     `like` are features and targets of records, of which shape and type are taken and nothing else. With `alive`, rows that are all zero
-    are refused too: a model that raises on every record would pass with nothing tried, and answer with noise alone.
+    are refused too: a model that raises on every record would pass with nothing tried, and answer with noise alone. Without `dim`, rows are
+    not asked again where they raise, as by `computed`: whatever raises on a made-up record, beside any others, is refused.
     """
     for size in sorted(sizes):
         plain, hostile = (_made_up(like, size, bad) for bad in (False, True))
@@ -121,6 +134,12 @@ def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Ten
     return torch.from_numpy(numbers).to(like[0].dtype), y.to(like[1].dtype)
 
 
-def _bits(rows: Rows, x: Tensor, y: Tensor, dim: int) -> Tensor:
-    values = computed(rows, x, y, dim)
+def _bits(rows: Rows, x: Tensor, y: Tensor, dim: int | None) -> Tensor:
+    try:
+        values = rows(_own(x), _own(y)) if dim is None else computed(rows, x, y, dim)
+    except Exception as error:
+        raise BadInput(
+            f"this machine's products of layers fail on a made-up record ({type(error).__name__}), and would after a charge: the gate does not serve; "
+            "use another model, or another build of torch"
+        ) from error
     return torch.where(values.isnan(), 0.0, values).view(torch.int64)

@@ -65,7 +65,7 @@ def noise_in_the_first_step() -> AbstractContextManager:
 def longer_clip() -> Iterator[None]:
     """Clips by one and a half times the clip that the noise is for, record by record and in products."""
     alone = instead(exact_module, "quantised", lambda shipped, rows, clip, gamma: shipped(rows, 1.5 * clip, gamma))
-    with alone, instead(Products, "sum", lambda shipped, *words: shipped(*words[:-2], 1.5 * words[-2], words[-1])):
+    with alone, instead(Products, "sum", lambda shipped, *words: shipped(*words[:5], 1.5 * words[5], *words[6:])):
         yield
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,13 @@ from silodp.server.shuffled import calibrate_shuffled
 from silodp.shuffler import pool as pool_module
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import RoundStore
+from silodp.silo.answer import exact as exact_module
+from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.integers import level_bits
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.silo.service.door import Door
 from silodp.wire.inprocess import ThroughShuffler, Total
-
-_UNIT = 2.0**32
 
 OF_A_SHUFFLE = Mistakes()
 plant = OF_A_SHUFFLE.plant
@@ -40,19 +41,26 @@ plant("anchors noised as printed", "ledger")(NoFilter)
 # --- the randomizer ---------------------------------------------------------------------------------------------------------------
 
 
-def over_half_the_range(shipped: Any, values: np.ndarray, clip: float, levels: int) -> np.ndarray:
+def over_half_the_range(exact: Exact, words: tuple) -> AbstractContextManager:
     """g levels over [0, L] for coordinates shifted to [0, 2L] (the paper's print): a record moves by twice what is paid for."""
-    return 2 * shipped(values, clip, levels)
+    return instead(Exact, "_sum", lambda shipped, *given, **more: 2 * shipped(*given, **more) + len(given[2]) * int(given[3]))
 
 
-def clips_coordinates(shipped: Any, values: np.ndarray, clip: float, levels: int) -> np.ndarray:
-    """Each rounded coordinate is kept within 0 .. g, and the record's norm is not: d coordinates move by g each."""
-    return np.clip(np.rint((values / clip + 1) * (levels / 2 * _UNIT)), 0, levels * _UNIT).astype(np.int64)
+@contextmanager
+def clips_coordinates(exact: Exact, words: tuple) -> Iterator[None]:
+    """Each coordinate is kept within 0 .. g, and the record's norm is not: d coordinates move by g each."""
+
+    def each(shipped: Any, rows: Tensor, clip: float, gamma: float) -> Tensor:
+        return (rows / gamma).clamp(-clip / gamma, clip / gamma).round().long()
+
+    with mock.patch.object(exact, "_products", None), instead(exact_module, "quantised", each):
+        yield
 
 
-def rounds_to_nearest(shipped: Any, values: np.ndarray, clip: float, parameters: shuffle.Parameters, coins: Any) -> np.ndarray:
-    """The nearest level, without a coin: biased, and two records may end further apart than they are."""
-    return np.rint(shuffle.lattice(values, clip, parameters.levels) / _UNIT).astype(np.int64)
+def rounds_to_nearest(exact: Exact, words: tuple) -> AbstractContextManager:
+    """The nearest level, by one threshold for all: two totals may end further apart than their noise is for."""
+    half = np.uint64(2 ** (level_bits(words[1].levels, words[2]) - 1))
+    return instead(lattice.Keystream, "uint64", lambda shipped, stream, n: np.full(n, half))
 
 
 def coins_for_a_silo(exact: Exact, words: tuple) -> AbstractContextManager:
@@ -71,9 +79,9 @@ def same_coins(exact: Exact, words: tuple) -> AbstractContextManager:
 
 
 for name, planted in {
-    "levels over half the range": lambda *_: instead(shuffle, "lattice", over_half_the_range),
-    "coordinates clipped after rounding": lambda *_: instead(shuffle, "lattice", clips_coordinates),
-    "rounding to nearest": lambda *_: instead(shuffle, "rounded", rounds_to_nearest),
+    "levels over half the range": over_half_the_range,
+    "coordinates clipped after rounding": clips_coordinates,
+    "rounding to nearest": rounds_to_nearest,
     "noise bits for a silo": coins_for_a_silo,
     "the same coins in two rounds": same_coins,
 }.items():

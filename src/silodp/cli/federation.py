@@ -176,7 +176,7 @@ def _make(
 
 
 def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
-    training = ("Grad", "GradDiff", "LocalSteps", "SteeredSteps", "Gram")
+    training = ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram")
     return training + ("Score",) * bool(held_out) + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
 
 

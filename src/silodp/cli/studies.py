@@ -81,7 +81,10 @@ def compare(
 def reproduce(
     figures: Annotated[
         list[str],
-        typer.Argument(help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, trust, or figures by name."),
+        typer.Argument(
+            help="wbcd, mnist, cifar10, all of the paper's figures, leaderboard, variance, trust, or figures by name; verdict, alone or before "
+            "data sets and conditions, for the verdict on the paper."
+        ),
     ],
     reduced: Annotated[bool, typer.Option("--reduced", help="Few trials, epsilons and settings: minutes on two cores.")] = False,
     trials: Annotated[int | None, typer.Option(help="Random train/test splits.")] = None,
@@ -89,6 +92,7 @@ def reproduce(
         str, typer.Option(help="i/k: this machine's part of the work; the folder's results are the union of all parts.")
     ] = "1/1",
     gpu: Annotated[bool, typer.Option("--gpu/--cpu", help="Whether to use a GPU if there is one.")] = True,
+    minutes: Annotated[float | None, typer.Option(help="Of the verdict: begin nothing new after so many; run it again to go on.")] = None,
     data_dir: DataDir = None,
     out_dir: Out = None,
     as_json: Json = False,
@@ -97,8 +101,14 @@ def reproduce(
 
     Interrupt it and run it again: it goes on where it stopped.
 
-    Examples: `silodp reproduce wbcd` · `silodp reproduce mnist --reduced --data-dir DIR` · `silodp reproduce all --shard 1/4 --data-dir DIR`
+    Examples: `silodp reproduce wbcd` · `silodp reproduce mnist --reduced --data-dir DIR` · `silodp reproduce all --shard 1/4 --data-dir DIR` ·
+    `silodp reproduce verdict --reduced --data-dir DIR` · `silodp reproduce verdict wbcd primary text`
     """
+    if "verdict" in figures:
+        from silodp.cli.verdict import verdict
+
+        rest = [name for name in figures if name != "verdict"]
+        return verdict(rest, reduced, trials, _shard(shard), gpu, minutes, data_dir, out_dir, as_json)
     from silodp.lab.studies import compare as lab
     from silodp.lab.studies import study as studies
     from silodp.lab.studies.figures import draw_comparison

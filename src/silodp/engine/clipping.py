@@ -47,12 +47,14 @@ def clipped_sum(
     clip: Number,
     *,
     reference: Tensor | None = None,
+    limit: Number | None = None,
     memory: int = 2**28,
     engines: Sequence[Engine] = IN_TORCH,
 ) -> Tensor:
     """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J, S, d).
 
-    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x).
+    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x),
+    where with a `limit` (a number or (J, 1)) each of the two is clipped to it first.
     w is (J, d), or (J, S, d) where each silo has a point of its own; x (S, n, *features); y (S, n, *target); weight (S, n) or (J, S, n),
     0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
 
@@ -60,8 +62,16 @@ def clipped_sum(
     or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as
     not finite, or 0.
     """
-    wanted = task(problem, w, x, y, weight, clip, reference=reference, memory=memory)
+    if reference is not None and limit is not None and _never_longer(clip, limit, w):
+        here, there = (clipped_sum(problem, point, x, y, weight, limit, memory=memory, engines=engines) for point in (w, reference))
+        return here.sub_(there)
+    wanted = task(problem, w, x, y, weight, clip, reference=reference, limit=limit, memory=memory)
     return choose(wanted, engines).sum(wanted)
+
+
+def _never_longer(clip: Number, limit: Number, w: Tensor) -> bool:
+    """Whether no difference of two gradients within the limit is longer than the clip: it is then one of two sums."""
+    return bool((torch.as_tensor(clip, device=w.device) >= 2 * torch.as_tensor(limit, device=w.device)).all())
 
 
 def choose(task: Task, engines: Sequence[Engine] = ENGINES) -> Engine:
@@ -78,6 +88,7 @@ def task(
     clip: Number,
     *,
     reference: Tensor | None = None,
+    limit: Number | None = None,
     memory: int = 2**28,
 ) -> Task:
     """The arguments of `clipped_sum` as the engines take them; raises BadInput for what none could."""
@@ -87,7 +98,9 @@ def task(
     clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
     if x.dim() == 3 and (found := behind(problem)) and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory:
         x, problem = found[0](x.to(w.dtype)), found[1]  # once for all runs, and the rest is a chain
-    return Task(problem, points, x, y, weight, clips, memory)
+    limits = None if limit is None or reference is None else torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    limits = limits if limits is None else limits.clamp(max=1e300).expand(w.shape[0], 1)
+    return Task(problem, points, x, y, weight, clips, memory, limits)
 
 
 def _refuse_unusable(points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number) -> None:

@@ -45,13 +45,15 @@ class Ghost:
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
             weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
             x = task.x[s, n].clone(memory_format=torch.contiguous_format)
-            _add(task.problem, layers, points, x, task.y[s, n], weight, task.clips[j], out[j, s].transpose(0, 1))
+            limits = None if task.limits is None else task.limits[j]
+            _add(task.problem, layers, points, x, task.y[s, n], weight, task.clips[j], out[j, s].transpose(0, 1), limits)
         return out
 
 
 def _add(
-    problem: Problem, layers: list[Node], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor
-) -> None:
+    problem: Problem, layers: list[Node], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor,
+    limits: Tensor | None,
+) -> None:  # fmt: skip
     """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n); x is overwritten.
 
     A product may round by where its factors lie, so unsound records are zeroed where they are: other records' sums keep every bit.
@@ -61,6 +63,8 @@ def _add(
     own = [{name: parameters[full] for name, full in node.names.items()} for node in layers]
     inputs, slopes = _flow(problem, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
     linear = [node.names for node in layers if type(node.module) is nn.Linear]
+    if limits is not None:
+        _limit(linear, inputs, slopes, limits)
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
     found, sizes, lengths = zip(*(squares(names, t) for names, t in zip(linear, terms, strict=True)), strict=True)
     norm = norms(found, sizes if len(points) > 1 else [], x.dtype)
@@ -74,6 +78,15 @@ def _add(
             term.e.mul_(scale[:, :, None])
         for name, total in contract(names, t).items():
             views[names[name]].add_(total)
+
+
+def _limit(linear: list[dict[str, str]], inputs: list[Tensor], slopes: list[Tensor], limits: Tensor) -> None:
+    """Shortens the gradients at both points, one behind the other on the axis of runs, to the limits (J, 1): their slopes are scaled."""
+    norm = norms([squares(names, [Term(a, e)])[0] for names, a, e in zip(linear, inputs, slopes, strict=True)], [], slopes[0].dtype)
+    both = torch.cat([limits, limits])
+    scale = (both / torch.maximum(norm, both)).to(slopes[0])
+    for e in slopes:
+        e.mul_(scale[:, :, None])
 
 
 def _flow(problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:

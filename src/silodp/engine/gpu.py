@@ -19,7 +19,13 @@ class Gpu:
 
     def supports(self, task: Task) -> bool:
         point = task.points[0]
-        if not point.is_cuda or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim or task.y.is_floating_point():
+        if (
+            task.limits is not None
+            or not point.is_cuda
+            or point.dtype != torch.float32
+            or point.shape[-1] != task.problem.dim
+            or task.y.is_floating_point()
+        ):
             return False
         return task.problem.loss is cross_entropy and (model := compiled(task)) is not None and _fits(model)
 

@@ -132,7 +132,14 @@ class Native:
 
     def supports(self, task: Task) -> bool:
         point, model = task.points[0], compiled(task)
-        if library() is None or model is None or not point.is_cpu or point.dtype != torch.float32 or point.shape[-1] != task.problem.dim:
+        if (
+            task.limits is not None
+            or library() is None
+            or model is None
+            or not point.is_cpu
+            or point.dtype != torch.float32
+            or point.shape[-1] != task.problem.dim
+        ):
             return False
         return not (model.stages or model.ops) or blocks(task, model) <= task.memory
 

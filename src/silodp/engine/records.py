@@ -23,13 +23,24 @@ class Records:
         for j, s, n in chunks(task.shape, size, task.memory, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
             weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
-            _add(task.problem, points, task.x[s, n], task.y[s, n], weight, task.clips[j], out[j, s].transpose(0, 1))
+            _add(
+                task.problem,
+                points,
+                task.x[s, n],
+                task.y[s, n],
+                weight,
+                task.clips[j],
+                out[j, s].transpose(0, 1),
+                None if task.limits is None else task.limits[j],
+            )
         return out
 
 
-def _add(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor) -> None:
+def _add(
+    problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor, limits: Tensor | None = None
+) -> None:
     """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
-    gradients = _gradients(problem, points, x, y)
+    gradients = _gradients(problem, points, x, y, limits)
     norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
     scale, sound = scales(norm, [norm.square()], weight, clips)
     sound = torch.ones_like(scale, dtype=torch.bool) if sound is None else sound
@@ -37,7 +48,7 @@ def _add(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: T
     out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
 
 
-def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, limits: Tensor | None) -> Tensor:
     """The gradients (S, J, n, d), or their differences between two points: every record is a batch of one, so none can mix."""
     constants = problem.constants(points[0])
 
@@ -52,5 +63,12 @@ def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor) -> 
         found = records(w[0, 0], *flat)[None] if w.shape[1] == 1 else vmap(records, (0, None, None))(w[0], *flat)
         return found.unflatten(1, y.shape[:2]).transpose(0, 1)
 
-    found = gradients(points[0])
-    return found if len(points) == 1 else found - gradients(points[1])
+    def limited(w: Tensor) -> Tensor:
+        found = gradients(w)
+        if limits is None:
+            return found
+        norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True, dtype=torch.float64)
+        return found * (limits[None, :, None] / torch.maximum(norm, limits[None, :, None])).to(found)
+
+    found = limited(points[0])
+    return found if len(points) == 1 else found - limited(points[1])

@@ -31,7 +31,7 @@ class Structured:
     name = "one pass over known modules in torch"
 
     def supports(self, task: Task) -> bool:
-        return numbers(task.problem, task.x) is not None
+        return task.limits is None and numbers(task.problem, task.x) is not None
 
     def sum(self, task: Task) -> Tensor:
         size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)

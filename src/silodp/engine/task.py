@@ -34,6 +34,8 @@ class Task:
     clips: Tensor
     """(J, 1) in float64: 0, or a number between the limits."""
     memory: int = 2**28
+    limits: Tensor | None = None
+    """(J, 1) in float64: what the gradients at two points are clipped to before they are subtracted; few engines know how."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from silodp.core.fields import discovered
 from silodp.core.statistics.cells import Cells
 from silodp.core.statistics.class_counts import MAX_CLASSES, ClassCounts
+from silodp.core.statistics.clipped_diff import ClippedDiff
 from silodp.core.statistics.grad import Grad
 from silodp.core.statistics.grad_diff import GradDiff
 from silodp.core.statistics.gram import Gram
@@ -17,6 +18,6 @@ from silodp.core.statistics.steered_steps import SteeredSteps
 STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path__)
 
 __all__ = [
-    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "STATISTICS", "Cells", "ClassCounts", "Grad", "GradDiff", "Gram", "Histogram", "LocalSteps", "Means",
+    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "STATISTICS", "Cells", "ClassCounts", "ClippedDiff", "Grad", "GradDiff", "Gram", "Histogram", "LocalSteps", "Means",
     "MissingRates", "Moments", "Rowed", "Rows", "Score", "Statistic", "SteeredSteps",
 ]  # fmt: skip

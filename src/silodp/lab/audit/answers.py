@@ -54,6 +54,7 @@ def _point(features: int, seed: int) -> Tensor:
 EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.Grad: lambda d: statistics.Grad(_point(d, 1)),
     statistics.GradDiff: lambda d: statistics.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
+    statistics.ClippedDiff: lambda d: statistics.ClippedDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0, 8.0),
     statistics.LocalSteps: lambda d: statistics.LocalSteps(_point(d, 1), STEPS, STEP),
     statistics.SteeredSteps: lambda d: statistics.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
     statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),

@@ -49,7 +49,7 @@ def question(row: Row) -> Query:
     """The row's question to the crowd, whose every record pulls by its whole clip one way."""
     query = row.query(loud=False, features=2 * GROUPS, sampling=row.sampling(COINS))
     zero = torch.zeros(1, 2 * GROUPS, dtype=torch.float64)
-    change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1} if row.statistic is GradDiff else {"w": zero}
+    change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1} if issubclass(row.statistic, GradDiff) else {"w": zero}
     change |= {"step": TINY} if issubclass(row.statistic, LocalSteps) else {}
     change |= {"drift": zero} if "drift" in vars(query.statistic) else {}
     made: dict[str, Any] = {name: value for name, value in vars(query.statistic).items() if name != "releases"} | change

@@ -49,6 +49,7 @@ from torch.func import grad, vmap
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
+from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
@@ -167,7 +168,9 @@ class Exact:
         return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1]))
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.vectors(self.problem, 0, torch.float64) or self._gradients(list(statistic.points))
+        return statistic.vectors(self.problem, 0, torch.float64) or self._gradients(
+            list(statistic.points), getattr(statistic, "limit", None)
+        )
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Any) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
@@ -255,7 +258,7 @@ class Exact:
             return quantised(rows(x, y) if stretch == 1.0 else rows(x, y) * stretch, clip, gamma)
 
         drawn = self._mask(chosen)
-        if self._products and isinstance(rows, Gradients):
+        if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
         for slot in self._slots(dim):
@@ -275,18 +278,22 @@ class Exact:
         drawn[chosen] = True
         return drawn
 
-    def _gradients(self, points: list[Tensor]) -> Gradients:
-        return Gradients(self.problem, points)
+    def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
+        return Gradients(self.problem, points, None if limit is None else float(limit))
 
 
 class Gradients:
-    """grad f0(w, x) of each record in float64, or its difference between two points: whatever the model, by itself."""
+    """grad f0(w, x) of each record in float64, or its difference between two points, each clipped to the limit first if there is one: whatever
+    the model, by itself."""
 
-    def __init__(self, problem: Problem, points: list[Tensor]) -> None:
-        self.problem, self.points, self._constants = problem, points, problem.constants(points[0].double())
+    def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
+        self.problem, self.points, self.limit, self._constants = problem, points, limit, problem.constants(points[0].double())
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
+        if self.limit is not None:
+            lengths = [torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in each]
+            each = [g * (self.limit / length.clamp(min=self.limit)) for g, length in zip(each, lengths, strict=True)]
         return each[0] if len(each) == 1 else each[0] - each[1]
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from silodp.core.errors import Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
-from silodp.core.numbers import CLIP_TOLERANCE
+from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
@@ -64,7 +64,7 @@ class Simulated:
         """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
         if statistic.vectors(self.problem, 0) is None:
             w, *reference = statistic.points
-            return self._mean(w, reference[0] if reference else None, mechanism, silos)
+            return self._mean(w, reference[0] if reference else None, mechanism, silos, getattr(statistic, "limit", None))
         sums = torch.zeros(statistic.shape[0], len(silos), statistic.shape[-1], dtype=torch.float64)
         chunk = max(1, min(_CHUNK, 2**24 // statistic.shape[-1]))
         for run in range(len(sums)):
@@ -93,15 +93,15 @@ class Simulated:
             local = self.problem.prox(local - step * (g + drift), step)
         return local - start
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Number | None = None) -> Tensor:
         at = list(silos)
         records = self.records if at == list(range(len(self.records))) else self.records.select(at)
         weight = self._weight(mechanism.sampling, at)
         if weight.dim() == 2 and not mechanism.sampling.whole:
             records, weight = _chosen(records, weight)
         total = clipped_sum(
-            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, memory=self.memory, engines=ENGINES
-        )
+            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, limit=limit, memory=self.memory, engines=ENGINES
+        )  # fmt: skip
         return total.div_(self._batch(mechanism.sampling, at).to(total))
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:

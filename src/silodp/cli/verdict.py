@@ -1,0 +1,73 @@
+"""`silodp reproduce verdict`: what is planned and how long it should take, then the work, then the table."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from silodp.cli import choose
+from silodp.cli.console import dump, progress, say, show, table
+from silodp.cli.interrupted import interruptible
+from silodp.cli.options import positive
+from silodp.core.errors import BadInput
+
+
+def verdict(
+    names: Sequence[str], few: bool, trials: int | None, shard: tuple[int, int], gpu: bool, minutes: float | None, data_dir: Path | None,
+    out_dir: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Figures or data sets, and conditions, by name: of neither, all."""
+    from silodp.lab.studies import verdict as lab
+    from silodp.lab.studies.verdict_plan import CONDITIONS, FIGURES, LEFT_OUT, figures_by_name, reduced, trainings
+
+    start = time.time()
+    conditions = [name for name in CONDITIONS if name in names] or list(CONDITIONS)
+    chosen = [f for name in [n for n in names if n not in CONDITIONS] or ["all"] for f in figures_by_name(name)]
+    figures = {name: reduced(FIGURES[name]) if few else FIGURES[name] for name in dict.fromkeys(chosen)}
+    if trials is not None:
+        figures = {name: replace(figure, trials=int(positive("trials", trials))) for name, figure in figures.items()}
+    if any(figure.dataset != "wbcd" for figure in figures.values()) and data_dir is None:
+        raise BadInput("MNIST and CIFAR-10 are not embedded; give --data-dir DIR, or `silodp reproduce verdict wbcd`")
+    epsilons = (0.75, 3.0, 18.0) if few else lab.EPSILONS
+    folder = out_dir or Path("runs") / ("verdict-reduced" if few else "verdict")
+    job = lab.Job(folder, figures, data_dir, math.inf if minutes is None else start + 60 * positive("minutes", minutes))
+    wanted = lab.planned(figures, figures, conditions, epsilons)
+    on = {unit: job.device(unit, gpu) for unit in wanted}
+    cores = os.cpu_count() or 1
+    plan = [
+        (name, c, len(mine), sum(trainings(u, figures) for u in mine), sum(lab.seconds(u, figures, on[u]) / (cores if on[u] == "cpu" else 1) for u in mine))
+        for c in conditions for name in figures if (mine := [u for u in wanted if (u.figure, u.condition) == (name, c)])
+    ]  # fmt: skip
+    machine = torch.cuda.get_device_name() if gpu and torch.cuda.is_available() else f"{cores} cores"
+    if not as_json:
+        show(
+            table(
+                "figure|condition|units>|trainings>|seconds>",
+                [(n, c, k, f"{t:,}", f"{s:,.0f}") for n, c, k, t, s in plan],
+                title=f"Planned, on {machine}",
+            )
+        )
+        say(
+            f"{sum(p[3] for p in plan):,} trainings in all; about {sum(p[4] for p in plan) / 60:.0f} minutes.",
+            "Not run, whatever the time:",
+            *(f"  {s}" for s in LEFT_OUT),
+        )
+    with interruptible(choose.KEPT.format(folder)), progress("verdict, units", quiet=as_json) as tick:
+        missing = lab.carry_out(job, wanted, shard=shard, gpu=gpu, tick=tick)
+    rows = list(lab.collect(job, figures, conditions, epsilons))
+    lab.write_trials(rows, folder / "verdict.csv")
+    took = time.time() - start
+    if as_json:
+        return dump({"folder": str(folder), "rows": len(rows), "missing": [u.key for u in missing], "seconds": took})
+    say(
+        f"{len(wanted) - len(missing)} of {len(wanted)} units are done, this time in {took:.0f} s; {folder / 'verdict.csv'} has every trial of every tuned arm."
+    )
+    if missing:
+        left = sorted({f"{u.figure} {u.condition} {u.arm.name}" for u in missing})
+        say(f"Not run yet, and in no table: {'; '.join(left)}. Run the command again to go on.")

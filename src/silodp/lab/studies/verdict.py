@@ -1,0 +1,214 @@
+"""`silodp reproduce verdict`: carries the plan out in resumable pieces, and reads the trials of every tuned curve out of what was run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from silodp.lab.runfolder import make_folder
+from silodp.lab.studies.study import EPSILONS
+from silodp.lab.studies.sweep import Tick, spread, unseen
+from silodp.lab.studies.verdict_noise import Table, distinct
+from silodp.lab.studies.verdict_plan import CONDITIONS, OUTPUTS, Arm, Figure, Unit, arms, grid, rate, trainings, units
+from silodp.lab.studies.verdict_runs import COLUMNS, run, split_of
+
+SPEED = {
+    ("mlp", "cuda"): 4e8,
+    ("mlp", "cpu"): 4e6,
+    ("cnn", "cuda"): 3.5e6,
+    ("cnn", "cpu"): 2.5e4,
+    ("step", "cuda"): 5e7,
+    ("step", "cpu"): 5e5,
+}
+"""Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local SGD, steps of one network."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a process needs to run units of one folder."""
+
+    folder: Path
+    figures: dict[str, Figure]
+    data_dir: Path | None
+    until: float = math.inf
+    """By the clock (time.time()): no unit is begun after it."""
+
+    def path(self, unit: Unit) -> Path:
+        return self.folder / "units" / f"{unit.key}.npy"
+
+    def device(self, unit: Unit, gpu: bool) -> str:
+        return "cuda" if gpu and self.figures[unit.figure].dataset != "wbcd" and torch.cuda.is_available() else "cpu"
+
+
+def planned(
+    figures: dict[str, Figure], names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS
+) -> list[Unit]:
+    """In the order of their weight: the primary comparison of all figures first."""
+    return [unit for c in conditions for name in names for unit in units(name, CONDITIONS[c], figures, tuple(epsilons))]
+
+
+def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
+    """What a unit should take, from how many gradients it is."""
+    figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
+    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, 1238), "cifar10": (10, figure.records or 4800)}[figure.dataset]
+    share, q = rate(figure, condition, unit.arm), unit.arm.phase
+    passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
+        0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0
+    )
+    work = trainings(unit, figures) * figure.rounds * silos * n * share * passes
+    return work / SPEED["step" if unit.arm.curve == "local-sgd" else "cnn" if figure.model == "cnn" else "mlp", device]
+
+
+def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 1), gpu: bool = True, tick: Tick = unseen) -> list[Unit]:
+    """Runs what is missing of the wanted units, and returns those that are still missing: others' shards, and what there was no time for."""
+    make_folder(job.folder / "units")
+    mine, table = wanted[shard[0] - 1 :: shard[1]], Table(job.folder / "noise.json")
+    left = [unit for unit in mine if not job.path(unit).exists()]
+    known = _counts(job.folder)
+    for name in {unit.figure for unit in left} - known.keys():
+        figure = job.figures[name]
+        known[name] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", figure.records).train.counts)
+    (job.folder / "counts.json").write_text(json.dumps(known))
+    table.fill(
+        (job.figures[unit.figure], CONDITIONS[unit.condition], unit.arm, known[unit.figure], e)
+        for unit in left
+        if CONDITIONS[unit.condition].noise != "none"
+        for e in unit.epsilons
+    )
+    for picked in (False, True):  # settings are picked from what was run before
+        tasks: dict[str, list[tuple]] = {"cpu": [], "cuda": []}
+        for unit in left:
+            if unit.picked is picked and not (picked and any(not job.path(u).exists() for u in _before(unit, wanted))):
+                tasks[job.device(unit, gpu)].append((job, unit, job.device(unit, gpu)))
+        for _ in spread(_work, tasks["cpu"], tasks["cuda"], tick=tick):
+            pass
+    return [unit for unit in wanted if not job.path(unit).exists()]
+
+
+def _before(unit: Unit, wanted: Iterable[Unit]) -> list[Unit]:
+    return [u for u in wanted if (u.figure, u.condition, u.arm) == (unit.figure, unit.condition, unit.arm) and not u.picked]
+
+
+def _work(job: Job, unit: Unit, device: str) -> None:
+    if time.time() >= job.until:
+        return
+    points = _picked(job, unit) if unit.picked else None
+    found = run(unit, job.figures, Table(job.folder / "noise.json"), job.data_dir, device, points)
+    temporary = job.path(unit).with_suffix(f".{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.save(file, found)
+    os.replace(temporary, job.path(unit))
+
+
+def _picked(job: Job, unit: Unit) -> list[dict]:
+    """The setting of least training loss at each epsilon, on the splits that it is picked on."""
+    figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
+    settings, points = grid(figure, condition, unit.arm), []
+    before = units(unit.figure, condition, job.figures, unit.epsilons)
+    for one in before:
+        if one.arm == unit.arm and not one.picked:
+            loss = np.load(job.path(one))[:, :, 0].mean(1)
+            points.append({"epsilon": one.epsilons[0], **settings[int(loss.argmin())]})
+    return points
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trials:
+    """One arm, tuned at one epsilon by one output rule's training loss: its trials."""
+
+    arm: str
+    setting: dict[str, float]
+    loss: float
+    losses: tuple[float, ...]
+    errors: tuple[float, ...]
+    spent: float
+
+
+def tuned(
+    job: Job, name: str, condition: str, arm: Arm, table: Table, epsilons: Sequence[float], counts: tuple[int, ...]
+) -> dict[tuple[float, str], Trials]:
+    """By epsilon and output rule; empty where a unit is missing."""
+    figure, settings = job.figures[name], grid(job.figures[name], CONDITIONS[condition], arm)
+    mine = [u for u in units(name, CONDITIONS[condition], job.figures, tuple(epsilons)) if u.arm == arm]
+    if not mine or any(not job.path(u).exists() for u in mine):
+        return {}
+    at = mine[-1].epsilons if figure.tuned_on else mine[0].epsilons
+    if figure.tuned_on:
+        found = np.load(job.path(mine[-1]))[:, None]  # (epsilons, 1, trials, 6)
+        chosen = _picked(job, mine[-1])
+    else:
+        found = np.concatenate([np.load(job.path(u)) for u in mine], 1).reshape(len(at), len(settings), figure.trials, len(COLUMNS))
+        chosen = []
+    rows: dict[tuple[float, str], Trials] = {}
+    for e, epsilon in enumerate(at):
+        known = CONDITIONS[condition].noise == "none" or table.of(figure, CONDITIONS[condition], arm, counts, epsilon)
+        for o, output in enumerate(OUTPUTS):
+            loss, error = found[e, :, :, 2 * o], found[e, :, :, 2 * o + 1]
+            best = int(np.nan_to_num(loss.mean(1), nan=math.inf).argmin())
+            setting = {k: v for k, v in chosen[e].items() if k != "epsilon"} if chosen else settings[best]
+            spent = math.inf if known is True else max(known["spent"])
+            rows[epsilon, output] = Trials(
+                arm.name, setting, float(loss[best].mean()), tuple(loss[best].tolist()), tuple(error[best].tolist()), spent
+            )
+    return rows
+
+
+FIELDS = ("figure", "condition", "arm", "epsilon", "output", "spent", "step", "clip", "slope", "loss", "errors")
+
+
+def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS) -> Iterator[dict]:
+    """Every arm that is complete, tuned at every epsilon for every output rule: what verdict.csv has, one row each, with each trial's test error."""
+    table, known = Table(job.folder / "noise.json"), _counts(job.folder)
+    for name in names:
+        figure, counts = job.figures[name], known.get(name, ())
+        for condition in conditions:
+            for arm in arms(figure, CONDITIONS[condition]):
+                found = tuned(job, name, condition, arm, table, epsilons, counts) if counts else {}
+                for (epsilon, output), t in found.items():
+                    yield {
+                        "figure": name, "condition": condition, "arm": t.arm, "epsilon": epsilon, "output": output, "spent": t.spent,
+                        "step": t.setting["step"], "clip": t.setting["clip"], "slope": t.setting.get("slope", ""), "loss": t.loss,
+                        "errors": t.errors,
+                    }  # fmt: skip
+
+
+def _counts(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The silos' sizes, each once, of the figures that were begun."""
+    path = folder / "counts.json"
+    return {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def write_trials(rows: Iterable[dict], path: Path) -> None:
+    """verdict.csv: each tuned arm with the test error of every trial, for others to test otherwise."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for r in rows:
+            numbers = [f"{r[k]:.6g}" if r[k] != "" else "" for k in ("spent", "step", "clip", "slope", "loss")]
+            writer.writerow(
+                (*(r[k] for k in FIELDS[:3]), f"{r['epsilon']:g}", r["output"], *numbers, " ".join(f"{e:.5g}" for e in r["errors"]))
+            )
+
+
+def read_trials(path: Path) -> list[dict]:
+    with path.open(newline="") as file:
+        return [
+            {
+                **{k: r[k] for k in ("figure", "condition", "arm", "output")},
+                **{k: float(r[k]) if r[k] else "" for k in ("epsilon", "spent", "step", "clip", "slope", "loss")},
+                "errors": tuple(float(e) for e in r["errors"].split()),
+            }
+            for r in csv.DictReader(file)
+        ]

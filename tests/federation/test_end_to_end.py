@@ -248,3 +248,23 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     for a, b in zip(got, wanted, strict=True):
         assert (a - b).abs().max() <= 1e-5
     assert (wanted[-1] - start).abs().max() > 1e-2, "they went somewhere"
+
+
+def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_ledgers_go_on(federation, trained):
+    """Last, since afterwards the silos approve another study. One engine is enough: what is new happens at the gates."""
+    if federation.engine != "nvflare":
+        pytest.skip("shown over NVFlare")
+    ledgers = [Path(Place.load(policy).ledger) for policy in federation.policies]
+    before = [(DurableLedger.open(path).used(), list(DurableLedger.open(path).entries())) for path in ledgers]
+    made = json.loads(shell("federation", "propose", "second", "--folder", federation.folder, "--model", "logistic", "--json"))
+    told = json.loads(shell("silo", "approve", made["file"], *federation.policies, "--yes", "--json"))
+    assert {answer["gate"] for answer in told["silos"]} == {"the gate has taken it up"}
+    order = ("--algorithm", "mb-sgd", "--epsilon", 1, "--rounds", 1, "--quorum", 3, "--retry", 30, "--json")
+    second = json.loads(shell("federation", "run", "--folder", federation.folder, *order))
+    assert second["ended"] == "finished"
+    assert second["run"] != trained["run"]
+    for path, (used, entries) in zip(ledgers, before, strict=True):
+        ledger = DurableLedger.open(path)
+        ledger.verify()
+        assert ledger.used() > used > 0
+        assert list(ledger.entries())[: len(entries)] == entries, "the same chain, with more at its end"

@@ -24,6 +24,7 @@ class Silodp(LazyGroup):
         Listed(START, "project", "init", "Start a project: settings, schema, and the next commands."),
         Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
+        Listed(START, "status", "status", "Where a study stands, and what the next command is."),
         Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
         Listed(START, "use", "estimate", "Coefficients with intervals of a one-shot run, at no price."),
         Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),

@@ -6,6 +6,9 @@ The console reads no markup, since names that come from outside are printed with
 from __future__ import annotations
 
 import json
+import os
+import re
+import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,10 +42,43 @@ def dump(answer: Mapping[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def say(*sentences: str, style: str | None = None) -> None:
-    """Each sentence on a line of its own, broken by the terminal alone."""
+def say(*sentences: str, style: str | None = None, wrap: bool = True) -> None:
+    """Each sentence on lines of its own: broken between words where somebody reads, and not at all for a pipe.
+
+    Commands in `...`, and one that ends the sentence after a colon, stay whole, to be copied; so do paths and hashes.
+    """
     for sentence in sentences:
-        out.print(sentence, style=style)
+        out.print(_wrapped(sentence) if wrap and _read() else sentence, style=style)
+
+
+def item(name: str, words: str) -> None:
+    """One line of a list: a name, and beside it what is said of it, in as many lines as that takes."""
+    head = f"  {name:<14} " if len(name) < 15 else f"  {name} "
+    text = f"{head}{words}"
+    out.print(_wrapped(text, " " * 17) if _read() else text)
+
+
+def _read() -> bool:
+    """Whether a person's screen is known: a terminal, or a width that was asked for."""
+    return out.is_terminal or "COLUMNS" in os.environ
+
+
+def _wrapped(sentence: str, indent: str | None = None) -> str:
+    margin = indent if indent is not None else sentence[: len(sentence) - len(sentence.lstrip())]
+    text, colon, command = sentence.partition(": silodp ")
+    if not command or "`" in command or len(sentence) <= out.width:
+        text, colon, command = sentence, "", ""
+    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+    filled = textwrap.fill(
+        whole,
+        out.width,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    ).replace("\0", " ")
+    return f"{filled}:\n{margin}  silodp {command}" if colon else filled
 
 
 def say_advice(advice: Any) -> None:
@@ -70,8 +106,18 @@ def table(
 
 
 def show(*tables: Table) -> None:
+    """Each table, or the list of its rows where the screen is so narrow that words would be broken."""
     for one in tables:
-        out.print(one, soft_wrap=False)
+        if out.measure(one).minimum <= out.width:
+            out.print(one, soft_wrap=False)
+            continue
+        if one.title:
+            say(str(one.title))
+        headings, columns = [str(column.header) for column in one.columns], [list(column.cells) for column in one.columns]
+        for first, *rest in zip(*columns, strict=True):
+            out.print(f"{headings[0]} {first}")
+            for heading, cell in zip(headings[1:], rest, strict=True):
+                item(heading, str(cell))
 
 
 @contextmanager

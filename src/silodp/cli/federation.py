@@ -32,6 +32,8 @@ federation = console.group("Silos as processes of their own: start them, train o
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path, with room for what the system adds."""
+ASKER = "this server"
+"""What silos call the server of a federation on one machine."""
 ONE_USER = "All of this runs as one user: between these processes there are walls only where docs/deploy.md gives each a user of its own."
 
 Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
@@ -154,13 +156,14 @@ def _make(
     key = new_key(folder / "asker.key")
     asker, reading = key.public_key().public_bytes_raw().hex(), {"label": "label" if data else label, "classes": declared, "schema": schema}
     reading |= {"model": model, "prox": prox, "feature_map": feature_map}
+    named = {"study": "first", "asker_names": (ASKER,)}
     shuffled = shuffle.made(folder, files, asker, **reading) if trust == "shuffle" else {}
     policies, pseudonyms = {}, []
     for name, path in files.items():
         made = provision(
             folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
             statistics=_statistics(held_out, allow_profile), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
-            **reading, **shuffled,
+            **reading, **shuffled, **named,
         )  # fmt: skip
         policies[name] = made.policy
         pseudonyms.append(made.pseudonym)

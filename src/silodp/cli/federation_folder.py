@@ -36,7 +36,13 @@ def stopped(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     if state and state.get("ran", True):
         if (made := state.get("asked", {})) == asked:
             return state
-        differs = ", ".join(sorted(name for name in asked if made.get(name) != asked[name]))
+        differs = ", ".join(other := sorted(name for name in asked if made.get(name) != asked[name]))
+        if set(other) <= {"model", "prox", "feature_map", "schema"}:
+            raise BadInput(
+                f"{folder} has a federation that was stopped and was made with another {differs}; `silodp federation up --folder {folder}` alone goes on "
+                f"with it. Another study for the same records is proposed by `silodp federation propose` and approved by `silodp silo approve`, and "
+                "the ledgers go on"
+            )
         raise BadInput(
             f"{folder} has a federation that was stopped and was made with another {differs}; `silodp federation up --folder {folder}` alone "
             "goes on with it, and another --folder starts a new one"

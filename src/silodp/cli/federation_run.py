@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp.cli import federation_folder as place_of
+from silodp.cli import federation_propose as _propose  # noqa: F401 -- one more command of the group
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import dump, progress, say, say_advice
 from silodp.cli.federation import Folder, federation

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, group, say, show, table
+from silodp.cli.console import Json, dump, group, item, say, show, table
 from silodp.core.errors import BadInput
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
+from silodp.silo.service.names import called, runs_of
 
 if TYPE_CHECKING:
     from silodp.silo.ledger.durable import DurableLedger, Entry
@@ -92,21 +93,29 @@ def show_ledger(
     opened = _open(path, anchor)
     summary, queries = summary_of(opened), queries_of(opened)
     if as_json:
-        return dump(summary | {"queries": queries})
+        return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
     say(f"{path}: {said_of(summary)}", f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
     for hold in summary["holds"]:
         share = rounded_up(100 * hold["share"], 1, "f")
-        say(f"{share} % is held for run {hold['run']} of {hold['asker']}, for {hold['seconds']:.0f} seconds more; it is not spent.")
+        asker = called(opened.path, hold["asker"])
+        say(f"{share} % is held for run {hold['run'][:8]} of {asker}, for {hold['seconds']:.0f} seconds more; it is not spent.")
     if not queries:
         return say("Nothing has been asked yet.")
     latest = queries[len(queries) - last :] if last < len(queries) else queries
+    asked = {(q["asker"], q["run"]) for q in latest}
+    for run in (run for run in runs_of(opened, queries) if (run["asker"], run["run"]) in asked):
+        study = f", study {run['study']}" if run["study"] else ""
+        item(
+            run["run"][:8],
+            f"{run['asked_by']}{study}: {run['questions']} questions, {rounded_up(100 * run['cost'], 2, 'f')} % of the budget",
+        )
     rows = (
-        (q["entry"], q["time"][:16].replace("T", " "), q["asker"], q["run"], q["kind"], f"{rounded_up(100 * q['cost'], 3, 'f')}%",
+        (q["entry"], q["time"][:16].replace("T", " "), q["run"][:8], q["kind"], f"{rounded_up(100 * q['cost'], 3, 'f')}%",
          left_of(1 - q["left"], 2), q["answer"])
         for q in latest
     )  # fmt: skip
     title = f"{len(queries)} questions" + (f", the latest {len(latest)}" if len(latest) < len(queries) else "")
-    show(table("entry>!|when (UTC)!|who asked|run|what|cost>!|left after>!|answer", rows, title=title))
+    show(table("entry>!|when (UTC)!|run!|what|cost>!|left after>!|answer", rows, title=title, box=False))
     say(HOLDS)
     if changes := [e for e in opened.entries() if e.act == "records"]:
         say(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
@@ -115,7 +124,9 @@ def show_ledger(
 @ledger.command()
 def release(
     path: LedgerFile,
-    run: Annotated[str | None, typer.Option(help="Only what is held for this run, as `silodp ledger show` names it.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Only what is held for this run, by its name or the digits that `silodp ledger show` begins with.")
+    ] = None,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +137,7 @@ def release(
     from silodp.silo.ledger import reserve
 
     opened = _open(path, anchor)
-    found = [o.hold for o in reserve.listed(opened) if run in (None, o.hold.run)]
+    found = [o.hold for o in reserve.listed(opened) if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))]
     ended = reserve.release(opened, [hold.id for hold in found])
     if as_json:
         return dump({"released": ended, "runs": [hold.run for hold in found]})

@@ -14,12 +14,13 @@ import typer
 
 from silodp.cli.console import Json, dump, say
 from silodp.cli.options import MANY, ORDER
-from silodp.cli.questions import ask_schema, ask_silos, schema_text
+from silodp.cli.questions import ask_schema, ask_silos
 from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import BY_ROW
 from silodp.core.problem.schema import TYPES
 from silodp.host.atomic import new_files
+from silodp.host.schema import schema_text
 
 FILE = "silodp.toml"
 SAID, SPEND = "silodp.settings", "silodp.spend"
@@ -140,8 +141,10 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
         context.meta[SPEND] = settings.get("epsilon")
         settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
         settings |= {"folder": str(folder / "federation")}
-    elif context.info_name in ("run", "evaluate"):
+    elif context.info_name in ("run", "evaluate", "propose"):
         settings |= {"folder": str(folder / "federation")}
+    if context.info_name == "run" and ".py:" not in settings.get("model", ""):
+        settings.pop("model", None)  # the silos approve the model, and may have approved another since
     if context.info_name == "evaluate":
         settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
     for name in ("epsilon", "delta"):

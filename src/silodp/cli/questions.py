@@ -10,14 +10,8 @@ from silodp.cli.console import say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import TYPES, Schema
 from silodp.core.problem.task import KINDS
-from silodp.host.tables import toml
 
 T = TypeVar("T")
-HEAD = """\
-# The public schema: what every silo's file holds, and what is predicted. The server and all silos use this very file; its hash is part
-# of what a silo approves. Everything in it is public knowledge: what a column can hold, never what it does hold in somebody's file.
-
-"""
 FIRST = (
     "Answer from public knowledge: what a column can hold, not what it does hold.",
     "An empty answer takes what is in [brackets]; Ctrl-C leaves, and nothing is written.",
@@ -67,18 +61,6 @@ def ask_silos() -> list[str]:
         return [str(path.resolve()) for path in paths]
 
     return asked("Silos' files on this machine, by commas (none: each stays at its silo)", accept, "")
-
-
-def schema_text(table: Mapping[str, Any]) -> str:
-    """The file that `load_schema` reads."""
-    lines = [HEAD, *(f"{name} = {toml(table[name])}\n" for name in ("ignore", "missing_codes") if name in table)]
-    for name, column in table["columns"].items():
-        lines += [f"\n[columns.{toml(name)}]\n", *(f"{field} = {_toml(value)}\n" for field, value in column.items())]
-    return "".join([*lines, "\n[label]\n", *(f"{field} = {_toml(value)}\n" for field, value in table["label"].items())])
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else toml(value)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------------------

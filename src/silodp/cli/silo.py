@@ -47,7 +47,10 @@ def init(
     shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
     contributions: Annotated[int, typer.Option(help="With a shuffler: records of all members together.")] = 0,
     colluding: Annotated[int, typer.Option(help="With a shuffler: records of members whose noise may be missing.")] = 0,
-    asker: Annotated[list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")] = None,
+    asker: Annotated[
+        list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits, or NAME=KEY; may be repeated.")
+    ] = None,
+    study: Annotated[str, typer.Option(help="A name for what is approved, which people will read.")] = "",
     anchor: Annotated[
         Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not beside it; best on another disk.")
     ] = None,
@@ -74,10 +77,14 @@ def init(
     if name == "silo":
         raise BadInput("the silo's name would be 'silo', as its folder's; --name gives it the one by which the server's operator knows it")
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    askers = [text.rpartition("=") for text in asker or ()]
+    if len({bool(name) for name, _, _ in askers}) > 1:
+        raise BadInput("--asker is a key at one place and NAME=KEY at another; give a name to each, or to none")
     made = provision(
         folder, data=data, label=label, name=name, epsilon=epsilon, delta=delta, classes=declared, model=model,
-        prox=prox, loss=loss, feature_map=feature_map, rule=rule, askers=asker or (), anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
-        contributions=contributions, colluding=colluding, checked=checked, **(for_unit("gate") if units else {}),
+        prox=prox, loss=loss, feature_map=feature_map, rule=rule, askers=[key for _, _, key in askers], anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
+        contributions=contributions, colluding=colluding, checked=checked, study=study, asker_names=tuple(name for name, _, _ in askers if name),
+        **(for_unit("gate") if units else {}),
     )  # fmt: skip
     if as_json:
         return dump(asdict(made))
@@ -124,7 +131,7 @@ def check(
         if not found:
             say(f"{file} is as the schema says.")
         if not stops:
-            say('What was found stays here; that you have looked is public: silodp silo init ... --checked "DATE by NAME".')
+            say('What was found stays here; that you have looked is public: silodp silo attest policy.toml --by "NAME".')
     if stops:
         raise typer.Exit(2)
 
@@ -216,3 +223,6 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     else:
         say("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
     say(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")
+
+
+from silodp.cli import silo_study as _study  # noqa: E402, F401 -- more commands of this group

@@ -59,7 +59,7 @@ def train(
 
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
-    first = Path("runs") / "train"
+    first = (project or Path()) / "runs" / "train"
     folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
     source = Source(data, tuple(silo or ()), label, classes, schema, test, data_dir, scale, held_out)
     if resume:
@@ -74,7 +74,27 @@ def train(
         say(f"{first} holds a run already; this one goes to {folder}.")
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
         summary = run(order, source, folder, resume=resume, tick=tick, told=(lambda advice: None) if as_json else say_advice)
-    return dump(summary) if as_json else _show(summary)
+    if as_json:
+        return dump(summary)
+    _show(summary)
+    _show_together(folder)
+    if project:
+        say(f"Where the study stands, and what is next: silodp status {project}")
+
+
+def _show_together(folder: Path) -> None:
+    """What the same records have now said in all: a second model begins with no new budget."""
+    from silodp.core.figures import shown
+    from silodp.lab.together import together
+
+    runs, spent = together(folder)
+    if len(runs) > 1:
+        most = max(spent, key=lambda name: spent[name][0])
+        others = ", ".join(str(run.folder) for run in runs if run.folder != folder)
+        say(
+            f"With {others}, which read the same files, silos have spent up to epsilon {shown(spent[most][0])} ({most}); a gate's ledger would go on "
+            "from there, whatever the model."
+        )
 
 
 def _show(summary: dict) -> None:

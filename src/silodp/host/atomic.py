@@ -48,7 +48,7 @@ def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool
 
 
 @contextlib.contextmanager
-def new_files(folder: Path, files: Mapping[str, str], *, mode: int = 0o711) -> Iterator[None]:
+def new_files(folder: Path, files: Mapping[str, str] | Mapping[str, str | bytes], *, mode: int = 0o711) -> Iterator[None]:
     """Makes all of these files, and the folders that they need, for their owner alone; none of them is new if one cannot be made or the body fails.
 
     BadInput says which file was in the way. `mode` is that of new folders: by default others may pass through, to a socket say, and see nothing.

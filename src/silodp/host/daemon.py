@@ -36,8 +36,9 @@ def serve(
     started: str,
     ready: Callable[[], None],
     look: Callable[[], None] = lambda: None,
-) -> None:
-    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to `ready` from when on.
+    changed: Callable[[], bool] | None = None,
+) -> bool:
+    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to `ready` from when on; or until `changed`, and then True.
 
     `look` sets the daemon's own states of `metrics.METRICS`.
     """
@@ -52,5 +53,6 @@ def serve(
         look()
 
     with metrics.reporting(role, states):
-        server.run(stop, listening)
+        again = server.run(stop, listening, changed)
     log.line("stopped", at_once=True)
+    return again

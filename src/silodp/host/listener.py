@@ -23,6 +23,8 @@ from silodp.host.log import Log
 from silodp.host.ownership import group_of, users_of
 from silodp.host.site import Site
 
+LOOK = 0.5
+"""Seconds between two looks at whether the daemon should begin anew."""
 LINE_CODES: dict[str, str] = {
     "size": "The frame is longer than any that makes sense here, or than the settings' maximum_frame.",
     "peer": "The process at the other end runs as a user that the settings do not list.",
@@ -65,15 +67,22 @@ class Server:
         self._awaited: dict[socket.socket, None] = {}  # those whose peers we wait for, the longest waited for first
         self._stopping = threading.Event()
 
-    def run(self, stop: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-        """Serves until `stop` can be read; then the answer that is being computed is finished and sent, and the socket removed."""
+    def run(self, stop: socket.socket, ready: Callable[[], None] = lambda: None, changed: Callable[[], bool] | None = None) -> bool:
+        """Serves until `stop` can be read; then the answer that is being computed is finished and sent, and the socket removed.
+
+        Likewise, and True, when `changed` is found: it is looked at every `LOOK` seconds, and at each new connection.
+        """
         worker = threading.Thread(target=self._work, daemon=True)
         try:
             with self._listening() as listener:
                 worker.start()
                 ready()
-                while stop not in select.select([listener, stop], [], [])[0]:
-                    self._admit(listener)
+                while stop not in (found := select.select([listener, stop], [], [], LOOK if changed else None)[0]):
+                    if changed and changed():
+                        return True
+                    if listener in found:
+                        self._admit(listener)
+                return False
         finally:
             self._stop(worker)
 

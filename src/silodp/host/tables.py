@@ -86,5 +86,7 @@ def toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
     return value.isoformat() if isinstance(value, date) else repr(value)

@@ -22,6 +22,7 @@ from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.query import Query
+from silodp.server.approval import MOVED
 from silodp.server.asking import Carrier, Sending, Timeouts, believed
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
@@ -155,7 +156,8 @@ class Remote:
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
-            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left")
+            moved = f". (model): {MOVED}" if "model" in self.retired.values() else ""
+            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{moved}")
         self._before()
         self.pending = query.event(), tuple(frames)
         answers: dict[str, Answer | Sealed] = {}

@@ -32,6 +32,7 @@ from silodp.core.protocol.quote import HoldReply
 from silodp.host.model import facts
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
+from silodp.server.approval import STEPS, approves, disagreement
 from silodp.server.federation import Federation
 from silodp.server.folder import open_run, silo_rows
 from silodp.server.journal import Journal
@@ -57,11 +58,14 @@ def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
         for field in ("model", "prox", "feature_map", "schema", "features", "classes", "definition"):
             file = field in ("model", "feature_map") and ".py:" in getattr(card, field)  # by its hash, wherever it lies
             if getattr(card, field) != getattr(cards[0], field) and not file:
-                raise BadInput(f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem")
+                raise BadInput(
+                    f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem, and "
+                    f"{disagreement(cards)}"
+                )
         if card.definition != wanted:
             raise BadInput(
-                f"silo {card.name} approves the definition {card.definition[:12]}.., but this server's problem is {wanted[:12]}..; "
-                f"use the same model, prox and torch version (here {torch.__version__})"
+                f"silo {card.name} approves {approves(card)} by its definition, and this run is about another one: its model, prox, loss, schema or "
+                f"torch version (here {torch.__version__}) differs. Train what is approved, or {STEPS}"
             )
     agree_on_rule(cards, trust)
 
@@ -182,9 +186,10 @@ class Conduct(Run):
             "order": order.words(),
             "silos": silos,
             "asker": asker,
-            "cards": [dataclasses.asdict(c) for c in cards],
+            "cards": [{k: v for k, v in dataclasses.asdict(c).items() if k not in ("checked", "study")} for c in cards],
         }
-        self.run, config = _open_folder(folder, about, run, advice)
+        own = {"advice": advice, "study": cards[0].study, "checked": {card.name: card.checked for card in cards}}
+        self.run, config = _open_folder(folder, about, run, own)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
             undo.callback(self._journal.close)
@@ -247,11 +252,11 @@ def _discard(folder: Path, kept: bool) -> None:
             folder.rmdir()
 
 
-def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The run's id and the hash of its configuration; a new folder gets a new id."""
+def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any]) -> tuple[str, str]:
+    """The run's id and the hash of its configuration; a new folder gets a new id, and keeps what was `told` when the run began."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own = {"run": run or secrets.token_hex(16), "advice": told}
+        own = {"run": run or secrets.token_hex(16), **told}
         found = open_run(folder, wanted, own=own, advice="choose another folder, or resume that run as it is")
         if run and found["run"] != run:
             raise BadInput(f"the run in {folder} has the id {found['run']}, not {run}; choose another folder, or resume that run as it is")

@@ -45,9 +45,9 @@ def test_a_second_daemon_other_models_other_modes_and_no_asker_are_refused(idle,
         (tmp_path / "link").symlink_to(folder / "ledger.db")
         assert running(str(tmp_path / "link"))
         assert "another daemon" in started(edited(idle, ledger=f'"{tmp_path}/link"'))
-    assert "approves the definition" in started(edited(idle, model='"mlp:5"'))
-    assert "approves the definition" in started(edited(idle, prox='"l1:0.1"'))
-    assert "approves the definition" in started(edited(idle, definition=f'"{"0" * 64}"'))
+    assert "by its definition" in started(edited(idle, model='"mlp:5"'))
+    assert "by its definition" in started(edited(idle, prox='"l1:0.1"'))
+    assert "by its definition" in started(edited(idle, definition=f'"{"0" * 64}"'))
     assert "askers" in started(edited(idle, askers="[]"))
     assert "budget" in started(edited(idle, epsilon="30.0"))
     for mode in ("0666", "0777", "660", "0060", "rw"):

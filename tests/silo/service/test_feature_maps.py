@@ -55,8 +55,8 @@ def test_a_gate_sees_of_its_records_what_a_shipped_map_makes_of_them(tmp_path, p
     assert torch.equal(seen.y, own.records().y)
     assert own.known_by[0].shape[1] == 64, "the ledger knows the data set by the records, whatever a model sees of them"
     assert "features silodp.photo:9 sha256" in approved_problem(place, 64, None).definition()
-    assert "approves the definition" in started(edited(made, feature_map='"photo:8"'))
-    assert "approves the definition" in started(edited(made, feature_map='""'))
+    assert "by its definition" in started(edited(made, feature_map='"photo:8"'))
+    assert "by its definition" in started(edited(made, feature_map='""'))
 
 
 def test_a_map_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, pictures):
@@ -87,7 +87,7 @@ def test_a_server_builds_the_same_problem_from_the_card_and_its_own_copy_of_a_fi
     agree([card], problem_of(card, Order(feature_map=f"{mine}:halves")))
     other = tmp_path / "here" / "other.py"
     other.write_text(OWN + "# another\n")
-    with pytest.raises(BadInput, match="approves the definition"):
+    with pytest.raises(BadInput, match="by its definition"):
         agree([card], problem_of(card, Order(feature_map=f"{other}:halves")))
 
 

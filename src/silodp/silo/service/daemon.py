@@ -41,6 +41,7 @@ from silodp.silo.data.tables import Known, raw, read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
+from silodp.silo.service.approve import stamp
 from silodp.silo.service.door import Door, FrameNote
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
@@ -172,16 +173,50 @@ def _short(query_id: str) -> str:
 # --- all together -------------------------------------------------------------------------------------------------------------------
 
 
+def open_door(
+    policy: Policy,
+    place: Place,
+    shuffling: Shuffling | None,
+    ledger: DurableLedger,
+    *,
+    noted: Callable[[FrameNote], None] = lambda note: None,
+    registry: Path | None = None,
+) -> tuple[Door, tuple[str, ...], int]:
+    """All that a silo shows the world, made of its own files, its features and the model's number of parameters; BadInput, without a record
+    in it, if anything is not as the policy says."""
+    schema = find_schema(place)
+    own = read_records(place, schema)
+    problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
+    sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
+    door = Door(
+        policy, problem, own.records(approved_map(place, schema)), ledger,
+        held_out=place.held_out, signing_key=key, shuffling=sealing, registry=registry, noted=noted, known_by=own.known_by,
+    )  # fmt: skip
+    return door, own.features, problem.dim
+
+
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
-    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says."""
+    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says.
+
+    When `silodp silo approve` has approved another study it begins anew by itself, as if it had been started then.
+    """
+    while _serve(path, stop, ready):
+        ready = _nobody
+
+
+def _nobody(policy: Policy, place: Place) -> None:
+    """Told once, at the first start."""
+
+
+def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> bool:
+    """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
+    seen = stamp(path)
     policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
     daemon.check_files(place, used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder), secret=secret)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
-        schema = find_schema(place)
-        own = read_records(place, schema)
-        problem, key, ledger = approved_problem(place, own.x.shape[-1], schema), read_key(place.key), DurableLedger.open(Path(place.ledger))
+        ledger = DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
         for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
             if reachable(file, group_of(place.socket_group)):
@@ -189,11 +224,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
                     f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
                     "keep it in a folder with mode 0700, and the socket in a folder of its own"
                 )
-        sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
-        door = Door(
-            policy, problem, own.records(approved_map(place, schema)), ledger,
-            held_out=place.held_out, signing_key=key, shuffling=sealing, noted=log.note, known_by=own.known_by,
-        )  # fmt: skip
+        (door, _, _), key = open_door(policy, place, shuffling, ledger, noted=log.note), read_key(place.key)
         log.follow(ledger)
 
         def handle(frame: bytes) -> bytes:
@@ -212,4 +243,5 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place]
             metrics.gauge("silodp_paused", pause.on())
             metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
 
-        daemon.serve(server, log, stop, role="gate", started=started, ready=lambda: ready(policy, place), look=look)
+        told, changed = (lambda: ready(policy, place)), (lambda: stamp(path) != seen)
+        return daemon.serve(server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed)

@@ -88,7 +88,12 @@ class Door:
         are, where those are not the records' own: what a file holds stays the same under another schema.
         """
         if policy.definition != definition_hash(problem):
-            raise BadInput(f"the policy approves the definition {policy.definition}, but the problem's is {definition_hash(problem)}")
+            named = f"the study {policy.study}" if policy.study else "a study"
+            raise BadInput(
+                f"the policy of {policy.silo} approves {named} by its definition, {policy.definition[:12]}.., but model, loss, prox, schema and torch "
+                f"version as they are here make another, {definition_hash(problem)[:12]}..; restore what was changed, or approve what is wanted now: "
+                "`silodp federation propose` at the server, then `silodp silo approve` here"
+            )
         if policy.budget != ledger.settings.budget:
             raise BadInput(
                 f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"

@@ -29,6 +29,7 @@ from silodp.pages.screen import Tabs, alive, screen
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.view import queries_of, said_of, summary_of
 from silodp.silo.service import daemon
+from silodp.silo.service.names import called
 from silodp.silo.service.pause import paused, set_paused
 from silodp.silo.service.policy import CODES, Place, Policy
 
@@ -161,7 +162,7 @@ class GatePage:
             said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft why")
             became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
             when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
-            who = (q.get("kind", "-"), q.get("asker", "-")[:8], q.get("run", "-")[:8])
+            who = (q.get("kind", "-"), called(self._ledger.path, q["asker"]) if "asker" in q else "-", q.get("run", "-")[:8])
             rows.append((when, became, found["statistic"] or "-", *who, _percent(found["price"]), _percent(found["left"])))
         columns = ("when (UTC)", "what became of it", "statistic", "kind", "asker", "run", "price", "left after")
         return table(f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7))

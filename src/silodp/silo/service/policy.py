@@ -41,6 +41,7 @@ from silodp.core.privacy.accounting import Budget
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
 from silodp.host.site import Site
+from silodp.host.study import CODE, NAME
 from silodp.host.tables import beside, check_keys, check_number, check_text, check_texts, check_whole, of_table, read_toml
 
 HOUR = 3600.0
@@ -135,6 +136,8 @@ class Policy:
     hold_seconds: int = 3600
     sees_left: tuple[str, ...] = ()
     checked: str = ""
+    study: str = ""
+    asker_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
@@ -156,7 +159,15 @@ class Policy:
         if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
             raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
         _text("checked", self.checked, r"[^\0-\x1f\x7f]{0,120}", 'a date and a name of one line, such as "2026-11-17 by A. Officer", or ""')
+        _text("study", self.study, f"({NAME})?", 'the name of the approved study, of letters, digits, dots, underscores and hyphens, or ""')
         check_keys("policy", "askers", self.askers)
+        check_texts("policy", "asker_names", self.asker_names)
+        for name in self.asker_names:
+            _text("asker_names", name, r"[^\0-\x1f\x7f]{1,64}", "names of one line and at most 64 letters")
+        if self.asker_names and len(self.asker_names) != len(self.askers):
+            raise BadInput(
+                f"policy: asker_names has {len(self.asker_names)} names for {len(self.askers)} askers; give one for each, or none"
+            )
         if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
             raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
         if type(self.hold_share) not in (int, float) or not 0 < self.hold_share <= 1:
@@ -179,6 +190,11 @@ class Policy:
     @property
     def budget(self) -> Budget:
         return Budget(float(self.epsilon), float(self.delta))
+
+    def called(self, asker: str) -> str:
+        """The asker's name, where the officer has given it one, else the first digits of its key: for people to read."""
+        names = dict(zip(self.askers, self.asker_names, strict=False))
+        return names.get(asker, asker[:8])
 
     def check(self, envelope: Asked, asker: str, *, n: int, now: float) -> None:
         """Raises Refused unless this asker may ask this query of n records (n is public) at this time, in seconds since 1970.
@@ -280,10 +296,6 @@ class Shuffling:
     def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
             raise Refused("contributions")
-
-
-CODE = ("model", "loss", "prox", "feature_map")
-"""Words that may be FILE.py:NAME."""
 
 
 @dataclass(frozen=True)

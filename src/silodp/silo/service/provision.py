@@ -32,7 +32,8 @@ COMMENTS = {
     "silo": "The silo's name in its answers.",
     "epsilon": "The privacy budget of each record over everything that will ever be asked. The ledger was made with it.",
     "delta": "The probability to which epsilon may fail.",
-    "definition": "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and torch version.",
+    "study": 'The name of the study that is approved; "" for none.',
+    "definition": "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and torch version. `silodp silo approve` changes it.",
     "statistics": "Which statistics may be asked; a name that the gate does not know is refused with the list of those it does.",
     "samplings": "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where the ledger's rule has a price for them.",
     "clip": "Smallest and largest clip threshold of a record's vector.",
@@ -44,6 +45,7 @@ COMMENTS = {
     "checked": 'By whom, and when, `silodp silo check` was run on the data, by hand and for all to see, never what it found; "" for nobody yet.',
     "expires": "The last day on which anything is answered.",
     "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
+    "asker_names": "What these servers are called, in the same order, wherever a person reads; empty for the first digits of their keys.",
     "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
     "hold_share": "Share of the budget that one asker may hold for its runs at once: so much it can keep from others for a time.",
     "holds_per_asker": "Runs for which one asker may hold budget at once.",
@@ -151,7 +153,7 @@ def provision(
     made = Silo(
         name=name, key=public(key), records=n, epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, feature_map=feature_map,
+        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, study=policy.study, feature_map=feature_map,
         policy=str(folder / "policy.toml"),
         findings=(
             *said_of(Path(place.data), read_by),

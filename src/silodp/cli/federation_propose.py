@@ -1,0 +1,86 @@
+"""`silodp federation propose`: another study for the silos that there are, as a file that each of them approves or does not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from silodp.cli.console import FeatureMapName, Json, dump, say
+from silodp.cli.federation import Folder, federation
+from silodp.cli.federation_files import load_state, read_card
+from silodp.cli.project import Project
+from silodp.core.errors import BadInput
+from silodp.core.extension import is_file, parse
+
+
+@federation.command()
+def propose(
+    study: Annotated[str, typer.Argument(help="A name for the study, which people will read.", show_default=False)],
+    project: Project = None,
+    folder: Folder = Path("federation"),
+    model: Annotated[
+        str | None, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; as it is by default.")
+    ] = None,
+    prox: Annotated[str | None, typer.Option(help="Penalty or constraint; as it is by default.")] = None,
+    loss: Annotated[str, typer.Option(help="FILE.py:NAME; by default the loss of the task.")] = "",
+    feature_map: FeatureMapName = "",
+    schema: Annotated[Path | None, typer.Option(help="Another public schema: other columns, or another label.")] = None,
+    statistic: Annotated[
+        list[str] | None, typer.Option(help="What would be asked that silos do not allow yet, such as Gram; may be repeated.")
+    ] = None,
+    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, where there is no --folder; once is enough.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the study's file; FOLDER/studies by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write down another study for the same records: model, penalty, loss, columns, label. Nothing is asked of anybody, and nothing changes.
+
+    Each silo's officer reads the file's changes in words with `silodp silo approve`, and agrees or not. The ledgers go on.
+
+    Example: `silodp federation propose second --model logistic`
+    """
+    from silodp.core.problem.build import Words, build
+    from silodp.core.problem.schema import Schema
+    from silodp.core.problem.task import Task
+    from silodp.host.extension import load
+    from silodp.host.schema import load_schema
+    from silodp.host.study import Study
+    from silodp.silo.service.policy import STATISTICS
+
+    known = click.get_current_context().get_parameter_source("schema")
+    policies = [] if card else [Path(policy) for policy in load_state(folder)["silos"].values()]
+    paths = card or [policy.parent / "silo.json" for policy in policies]
+    now = read_card(paths[0])
+    words = {"model": model or now.model, "prox": prox or now.prox, "loss": loss, "feature_map": feature_map or now.feature_map}
+    for what, text in words.items():
+        if is_file(text) and text == getattr(now, what, ""):
+            raise BadInput(f"the silos' {what} is {text}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME")
+    if schema and known == click.core.ParameterSource.DEFAULT_MAP and now.schema == "":
+        schema = None  # a project's, of silos that read plain columns
+    read_by = load_schema(schema) if schema else Schema.parse(now.schema, f"the card of {now.name}") if now.schema else None
+    if unknown := [name for name in statistic or () if name not in STATISTICS]:
+        raise BadInput(f"--statistic is {unknown[0]!r}; it must be one of {', '.join(STATISTICS)}")
+    features = len(read_by.features) if read_by else len(now.features)
+    task = read_by or Task.plain(len(now.classes))
+    problem = build(Words(words["model"], task, words["prox"], words["loss"], words["feature_map"]), features, load=load)
+    sources, named = {}, dict(words)
+    for what, text in words.items():
+        if is_file(text):
+            path = Path(parse(text)[0])
+            sources[path.name] = path.read_bytes()
+            named[what] = path.name + text[len(str(parse(text)[0])) :]
+            named[f"{what}_sha256"] = hashlib.sha256(sources[path.name]).hexdigest()
+    definition = hashlib.sha256(problem.definition().encode()).hexdigest()
+    made = Study(study=study, definition=definition, schema=read_by.text if read_by else "", statistics=tuple(statistic or ()), **named)
+    place = out or (folder / "studies" if not card else Path())
+    file = made.write(place, sources)
+    if as_json:
+        return dump({"study": study, "file": str(file), "definition": definition, "parameters": problem.dim, "code": sorted(sources)})
+    beside = f", with {', '.join(sorted(sources))} beside it" if sources else ""
+    say(f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing has changed yet.")
+    where = " ".join(map(str, policies)) if 0 < len(policies) <= 1 else f"{folder}/silos/*/policy.toml" if policies else "policy.toml"
+    say(f"Next, at each silo: silodp silo approve {file} {where}")
+    say("Then here: silodp federation run" + (f" --project {project}" if project else "" if card else f" --folder {folder}"))

@@ -1,0 +1,62 @@
+"""What simulations over the same files have spent together: the ledger that their silos would have kept, had they been gates.
+
+A simulation owns the records, so nothing is refused here; it says what a federation would have said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.pages.runs import Run, Silo, found_in, read
+
+Spent = dict[str, tuple[float, float]]
+
+
+def trainings(runs: Path) -> list[Run]:
+    """The runs of `silodp train` in a folder that can be read, the oldest first; comparisons and tunings are not among them."""
+    found = []
+    for path in found_in(runs, depth=1).values():
+        try:
+            run = read(path)
+        except BadInput:
+            continue
+        if run.kind == "train":
+            found.append(run)
+    return sorted(found, key=lambda run: (run.folder / "run.json").stat().st_mtime if (run.folder / "run.json").exists() else 0.0)
+
+
+def together(folder: Path) -> tuple[list[Run], Spent]:
+    """The run in `folder` and those beside it that read the same files, and what each silo has spent over them all, (epsilon, delta).
+
+    Formal guarantees: sums of Gaussian runs at one delta are exact; all others add epsilons and deltas.
+    """
+    own = sources(folder)
+    same = [run for run in trainings(folder.parent) if own and sources(run.folder) == own]
+    names = [silo.name for silo in same[0].silos] if same else []
+    return same, {name: composed(silo for run in same for silo in run.silos if silo.name == name) for name in names}
+
+
+def composed(parts: Iterable[Silo]) -> tuple[float, float]:
+    """(epsilon, delta) of all that was said of one silo's records, evaluations included."""
+    listed = list(parts)
+    told = [silo.together for silo in listed]
+    if len(told) > 1 and all(silo.gaussian for silo in listed) and len({delta for _, delta in told}) == 1:
+        delta = told[0][1]
+        mu = math.hypot(*(gdp_mu(Budget(epsilon, delta)) for epsilon, _ in told if epsilon > 0)) * (1 + 1e-9)
+        return gdp_epsilon(mu, delta), delta
+    return sum(epsilon for epsilon, _ in told), sum(delta for _, delta in told)
+
+
+def sources(folder: Path) -> Any:
+    """The files that a run has read, or the built-in set; nothing where that is not known."""
+    try:
+        source = json.loads((folder / "run.json").read_text("utf-8"))["source"]
+        return sorted(map(str, source["silos"])) or source["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

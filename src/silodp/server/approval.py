@@ -1,0 +1,31 @@
+"""What a server's operator is told where silos approve something else than what is to be trained: whose step is next, and the command for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from silodp.core.protocol.card import Card
+
+AT_SILO = "`silodp silo approve STUDY.toml policy.toml`"
+STEPS = f"propose it here by `silodp federation propose STUDY`, and have it approved at each silo by {AT_SILO}: the ledgers go on"
+MOVED = (
+    f"it approves another study by now, or not yet this one: take its new silo.json, or have this one approved there by {AT_SILO}; "
+    "the ledger goes on with what it has spent"
+)
+"""Of a gate that refuses with "model"."""
+
+
+def approves(card: Card) -> str:
+    """What the silo approves, for people: the study's name, where it has one, and the model."""
+    return f"the study {card.study} (model {card.model})" if card.study else f"the model {card.model}"
+
+
+def disagreement(cards: Sequence[Card]) -> str:
+    """Who approves what, where the silos do not all approve the same, and what is to be done."""
+    said: dict[str, list[str]] = {}
+    for card in cards:
+        said.setdefault(f"{approves(card)}, {card.definition[:8]}", []).append(card.name)
+    listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in said.items())
+    return (
+        f"they approve: {listed}. Where it is not the one that is wanted, {AT_SILO} changes it, and its new silo.json goes to this server"
+    )

@@ -77,6 +77,7 @@ def loose(text):
     [
         pytest.param("quickstart.md", str, 14, marks=pytest.mark.xdist_group("federation-flower")),
         pytest.param("choosing.md", loose, 4),
+        pytest.param("second-model.md", str, 8, marks=pytest.mark.xdist_group("federation-direct")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # gates outlive the command that starts them

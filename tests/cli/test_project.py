@@ -218,7 +218,7 @@ def test_a_project_with_a_model_of_its_own_is_evaluated_at_the_tasks_own_loss(si
     own = ("--model", f"{trial / 'model.py'}:build", "--algorithm", "mb-sgd", "--rounds", 3, "--step", 2)
     code, out, err = silodp("train", "--project", trial, "--held-out", 0.2, *own, "--seed", 1, "--json")
     assert code == 0, err
-    code, out, err = silodp("evaluate", "runs/train", "--epsilon", 3, "--seed", 1, "--json")
+    code, out, err = silodp("evaluate", trial / "runs/train", "--epsilon", 3, "--seed", 1, "--json")
     assert code == 0, err
     all_, north, *_ = json.loads(out)["scores"]
     assert (all_["held_out"], north["held_out"]) == (950, 600)
@@ -387,7 +387,7 @@ def test_a_new_project_leaves_the_choice_to_the_advisor_who_tells_it_and_keeps_i
     assert "Chosen from sizes, columns and budgets alone, which costs no privacy: model " in said
     assert "4 rounds" in said
     assert "Expect about" in said
-    kept = json.loads((tmp_path / "runs/train/run.json").read_text())
+    kept = json.loads((trial / "runs/train/run.json").read_text())
     assert kept["advice"]["order"] == kept["order"]
     assert (kept["order"]["algorithm"], kept["order"]["rounds"], kept["order"]["weights"]) != ("auto", 4, "equal")
     assert kept["order"]["weights"] == "records"
@@ -400,7 +400,7 @@ def test_a_settings_file_is_taken_whole_and_the_command_line_wins(silodp, trial,
     )
     code, _, err = silodp("train", "--settings", tmp_path / "s.toml", "--project", trial, "--clip", 0.25, "--seed", 0, "--json")
     assert code == 0, err
-    order = json.loads((tmp_path / "runs/train/run.json").read_text())["order"]
+    order = json.loads((trial / "runs/train/run.json").read_text())["order"]
     assert [order[n] for n in ("algorithm", "model", "rounds", "clip", "weights", "epsilon")] == [
         "momentum",
         "logistic",

@@ -59,8 +59,10 @@ def item(name: str, words: str) -> None:
 
 
 def _read() -> bool:
-    """Whether a person's screen is known: a terminal, or a width that was asked for."""
-    return out.is_terminal or "COLUMNS" in os.environ
+    """Whether a person's screen is known: a terminal, or a width that was asked for, which then holds."""
+    if asked := (columns := os.environ.get("COLUMNS", "")).isdecimal():
+        out.width = max(int(columns), 20)
+    return out.is_terminal or asked
 
 
 def _wrapped(sentence: str, indent: str | None = None) -> str:
@@ -107,6 +109,7 @@ def table(
 
 def show(*tables: Table) -> None:
     """Each table, or the list of its rows where the screen is so narrow that words would be broken."""
+    _read()
     for one in tables:
         if out.measure(one).minimum <= out.width:
             out.print(one, soft_wrap=False)

@@ -52,8 +52,9 @@ class Job:
 def planned(
     figures: dict[str, Figure], names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS
 ) -> list[Unit]:
-    """In the order of their weight: the primary comparison of all figures first."""
-    return [unit for c in conditions for name in names for unit in units(name, CONDITIONS[c], figures, tuple(epsilons))]
+    """In the order of their weight: the primary comparison of all figures first, and Local SGD, which takes longest, behind the others of a kind."""
+    found = [unit for c in conditions for name in names for unit in units(name, CONDITIONS[c], figures, tuple(epsilons))]
+    return sorted(found, key=lambda unit: (unit.condition != "primary", unit.arm.curve == "local-sgd"))
 
 
 def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:

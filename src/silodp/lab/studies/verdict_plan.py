@@ -100,7 +100,7 @@ CONDITIONS: dict[str, Condition] = {
     for c in (
         Condition("primary", "The authors' forms, batches and grids, and sound noise"),
         Condition("text", "with the constants of the paper's text", noise="text"),
-        Condition("file", "with the constants of the published file", noise="file"),
+        Condition("file", "with the constants of the published file", noise="file", curves=("spider",)),
         Condition("full", "on full batches", batches="full", curves=("mb-sgd", "spider", "alternate")),
         Condition("move", "with our differences, clipped at slope x move", form="move", curves=("spider", "alternate")),
         Condition("both", "with both clippings of differences", form="both", curves=("spider", "alternate")),
@@ -109,6 +109,8 @@ CONDITIONS: dict[str, Condition] = {
         Condition("open", "without noise", noise="none"),
     )
 }
+"""What a condition does not change is read from where it is run: MB-SGD has no differences to clip, and the file's constants are the text's but for
+SPIDER's."""
 
 
 LEFT_OUT = (

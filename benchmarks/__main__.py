@@ -1,6 +1,6 @@
 """silodp against its peers, in one table.
 
-    python -m benchmarks [--parts gradient,run,growth] [--repeat 15] [--run-repeat 5] [--write docs]
+    python -m benchmarks [--parts gradient,run,growth,gate] [--repeat 15] [--run-repeat 5] [--write docs]
 
 Peers run in the same process, or from it, on the same machine and work. Results must agree to 1e-4 with the noise off before anything is
 timed; times are medians of repeats taken in turns; a ratio is to the first row of its work. A peer that is not installed is named and left
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gradient, growth, run
+from benchmarks import gate, gradient, growth, run
 from benchmarks.table import HEAD, Row
 
 PACKAGES = ("silodp", "torch", "opacus", "flwr", "ray", "pfl")
@@ -40,7 +40,9 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="gradient,run,growth", help="which of gradient, run and growth, with commas between them")
+    parser.add_argument(
+        "--parts", default="gradient,run,growth,gate", help="which of gradient, run, growth and gate, with commas between them"
+    )
     parser.add_argument("--repeat", type=int, default=15, help="repeats of a gradient")
     parser.add_argument("--run-repeat", type=int, default=5, help="repeats of a whole run")
     parser.add_argument("--write", type=Path, help="folder for benchmarks.csv and growth.png")
@@ -51,6 +53,7 @@ def main() -> None:
         "gradient": lambda: gradient.rows(options.repeat),
         "run": lambda: run.rows(options.run_repeat),
         "growth": growth.rows,
+        "gate": lambda: gate.rows(options.run_repeat),
     }
     chosen = options.parts.split(",")
     if unknown := [part for part in chosen if part not in parts]:

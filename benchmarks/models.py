@@ -39,3 +39,23 @@ def images(silos: int, records: int) -> tuple[Tensor, Tensor]:
 
 def texts(silos: int, records: int) -> tuple[Tensor, Tensor]:
     return torch.randint(1000, (silos, records, 32)), torch.randint(2, (silos, records))
+
+
+def _convolutions(*channels: int) -> list[nn.Module]:
+    """3 x 3 convolutions with ReLU, 0 for a max-pooling of 2 x 2."""
+    made, width = list[nn.Module](), 3
+    for each in channels:
+        made += [nn.Conv2d(width, each, 3, padding=1), nn.ReLU()] if each else [nn.MaxPool2d(2)]
+        width = each or width
+    return [*made, nn.Flatten()]
+
+
+def small_vgg() -> nn.Module:
+    """Convolutions of 32, 64 and 128, each with a pooling, and a hidden layer of 410: 937,448 parameters."""
+    return nn.Sequential(*_convolutions(32, 0, 64, 0, 128, 0), nn.Linear(2048, 410), nn.ReLU(), nn.Linear(410, 10))
+
+
+def vgg() -> nn.Module:
+    """The eight convolutions of VGG-11 without its last pooling, and a hidden layer of 860: 10,991,230 parameters."""
+    layers = _convolutions(64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512)
+    return nn.Sequential(*layers, nn.Linear(2048, 860), nn.ReLU(), nn.Linear(860, 10))

@@ -39,6 +39,7 @@ the noise drawn, and on whether there are records on which a model raises.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +72,13 @@ PLACES = "places of persons", 0
 """The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of this name."""
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
+
+
+def devices() -> list[str]:
+    """Where products of layers may be computed, the best first: chosen once, when a gate starts. SILODP_GPU=0 leaves a GPU out."""
+    return ["cuda", "cpu"] if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available() else ["cpu"]
+
+
 MOST_IN_PRODUCTS = 2**22
 """Records up to which a sum of integers of 2^30 is exact in float64."""
 
@@ -99,7 +107,9 @@ class Exact:
         self._held, self._rows = held_out(self._n, held_out_share), problem.person.rows if problem.person else 1
         self.features, self._threads = math.prod(self._x.shape[1:]) // self._rows, torch.get_num_threads()
         known = self._n <= MOST_IN_PRODUCTS and problem.person is None
-        self._products = Products.of(problem, self._x.shape[1:], self._y.shape[1:]) if known else None
+        shapes = self._x.shape[1:], self._y.shape[1:]
+        found = (Products.of(problem, *shapes, device) for device in devices() if known)
+        self._products = next((products for products in found if products), None)
 
     def _places(self) -> np.ndarray:
         try:

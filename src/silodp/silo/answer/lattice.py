@@ -24,6 +24,7 @@ import operator
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -38,7 +39,7 @@ NDTRI_ERROR = 2.0**-44  # what case 1 asks of scipy, absolute, on [2^-20, 1/2]
 #   ndtri 2^-44; bits not drawn 2^-64 / phi(4.77) < 1.2e-14; p as a float64 2^-53 p / phi(z) < 1.4e-16; three roundings < 2e-15 (s >= 1).
 _RADIUS = 2.0**-43
 _TAIL = 2**44  # 63-bit numerators below this are p < 2^-20
-_CHUNK = 2**14
+_CHUNK, _PIECE = 2**14, 2**18
 _BYTES_PER_KEY = 2**37  # half of what ChaCha20's 32-bit block counter allows
 
 _alive: weakref.WeakSet["Keystream"] = weakref.WeakSet()
@@ -110,14 +111,28 @@ if hasattr(os, "register_at_fork"):
 
 
 def rounded_gaussian(scale: float, size: int) -> NDArray[np.int64]:
-    """`size` independent draws of round(N(0, scale^2)), exactly, under a fresh key.
+    """`size` independent draws of round(N(0, scale^2)), exactly, under fresh keys, on all cores.
 
     P(k) = Phi((k + 1/2)/scale) - Phi((k - 1/2)/scale) for every integer k. Added to an integer query of l2 sensitivity D (in lattice units)
     it is (D / scale)-GDP. The scale, a float, is between 1 and 2^40; the speed does not depend on it up to about 2^30.
     """
     if not 1 <= scale <= MAX_SCALE:
         raise BadInput(f"scale is {scale}; rounded Gaussian noise needs a scale between 1 and 2^40 lattice units")
-    return _draw(float(scale), _count(size), Keystream())
+    noise = np.empty(_count(size), dtype=np.int64)
+
+    def draw(start: int) -> None:  # a key for each piece, whoever draws it
+        noise[start : start + _PIECE] = _draw(float(scale), min(_PIECE, size - start), Keystream())
+
+    if size <= _PIECE:
+        draw(0)
+    else:
+        with ThreadPoolExecutor(_cores()) as pool:
+            list(pool.map(draw, range(0, size, _PIECE)))
+    return noise
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(n: int) -> int:

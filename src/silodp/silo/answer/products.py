@@ -18,6 +18,8 @@ Formal guarantees. C is the clip, gamma the lattice's step, d the number of coor
     C / gamma of S without it, and S and S' of neighbours are within 2 C / gamma: what `exact` asks for, sampled batches too.
 No step asks the floats of 1 to be right. What 2 and 3 ask of float64 is IEEE addition and multiplication in any order: no algorithm that
 subtracts (Strassen, Winograd, FFT) and no shorter numbers, on which `verify` would fail.
+Where the silo has a GPU, floats and products are made there, by cuDNN and cuBLAS with nothing tried out, shortened or added by atomics; the same tests of
+itself stop a gate whose GPU differs, and no answer goes back to the processor.
 Known types of modules and losses only, which raise on no record; every other model goes record by record.
 """
 
@@ -39,7 +41,7 @@ from silodp.silo.answer.factors import Factored, Layer, Whole, bits_of, factors_
 from silodp.silo.answer.slots import in_threads
 from silodp.silo.answer.traces import Tracer
 
-NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**27}, 2**11
+NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**28}, 2**11
 """Numbers that a chunk may hold on the way besides two for each parameter, on each kind of device: a processor's caches hold few; and its most
 records."""
 SLACK = 2.0**-19, 2.0**-9
@@ -52,6 +54,7 @@ class Products:
     def __init__(self, problem: Problem, shape: Sequence[int], target: Sequence[int] = (), device: str = "cpu") -> None:
         """For records of this shape, with targets of that; BadInput if the model or the loss is not of the known kinds."""
         self._problem, self._tracer = problem, Tracer(problem, device)
+        self.device = self._tracer.device
         self._layers = {name: Layer(*found) for name, found in self._tracer.layers.items()}
         self._measure(tuple(shape), tuple(target))
 
@@ -69,7 +72,7 @@ class Products:
         Tried with two and three records too: unless every first axis is that of records and there is one loss for each, something is
         broadcast along records, and one's slope would depend on the others' targets.
         """
-        on = self._tracer.device
+        on = self.device
         for m in (3, 2, 1):
             output, seen = self._tracer.forward(self._tracer.parameters(self._problem.initial([0])), torch.zeros((m, *shape), device=on))
             alone = output.dim() == 2 and self._problem.record_losses(output, torch.zeros((m, *target), device=on)).shape == (m,)
@@ -136,7 +139,7 @@ class Products:
         threads: int = 1,
     ) -> np.ndarray:
         """(d,) int64, S of all records x (n, ...) that are drawn, at the points (1, d); the same bits with any number of threads."""
-        total = torch.zeros(self._problem.dim, dtype=torch.float64, device=self._tracer.device)
+        total = torch.zeros(self._problem.dim, dtype=torch.float64, device=self.device)
         views, lock = self._problem.split(total), threading.Lock()
         parameters = [self._tracer.parameters(w) for w in points]
 
@@ -150,15 +153,15 @@ class Products:
                         views[name].add_(added.reshape(views[name].shape))
 
         with self._fixed():
-            in_threads(add, range(0, len(x), self.chunk), threads if total.device.type == "cpu" else 1)
+            in_threads(add, range(0, len(x), self.chunk), threads if self.device.type == "cpu" else 1)
         return total.cpu().numpy().astype(np.int64)  # float64 holds it exactly: 2^31 records of 2^30 would not fit, 2^22 do
 
     def _own(self, values: Tensor) -> Tensor:
-        return values.to(self._tracer.device, copy=True, memory_format=torch.contiguous_format)
+        return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
     def _fixed(self) -> contextlib.AbstractContextManager:
         """On a GPU, no kernel is chosen by trying several, none adds in an order of its own, and no number is shortened."""
-        if self._tracer.device.type == "cpu":
+        if self.device.type == "cpu":
             return contextlib.nullcontext()
         return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
@@ -194,7 +197,7 @@ class Products:
                     width = layer.width + ("bias" in layer.names)
                     left, right = (rng.integers(-(2**b), 2**b + 1, (rows, k)) for b, k in ((v, h), (a, width)))
                     left[:, 0], right[:, 0] = 2**v, 2**a
-                    there = [torch.from_numpy(t).to(self._tracer.device).double() for t in (left, right)]
+                    there = [torch.from_numpy(t).to(self.device).double() for t in (left, right)]
                     found = (there[0].t() @ there[1]).cpu().numpy()
                     some = rng.permutation(h)[:4]
                     some[0] = 0

@@ -386,7 +386,7 @@ def test_a_new_project_leaves_the_choice_to_the_advisor_who_tells_it_and_keeps_i
     said = " ".join(out.split())
     assert "Chosen from sizes, columns and budgets alone, which costs no privacy: model " in said
     assert "4 rounds" in said
-    assert "Expect about" in said
+    assert "made-up records like yours gave" in said
     kept = json.loads((trial / "runs/train/run.json").read_text())
     assert kept["advice"]["order"] == kept["order"]
     assert (kept["order"]["algorithm"], kept["order"]["rounds"], kept["order"]["weights"]) != ("auto", 4, "equal")

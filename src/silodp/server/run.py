@@ -104,7 +104,9 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
     card, names = cards[0], tuple(c.name for c in cards)
     task = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else Task.plain(len(card.classes))
     counts = tuple(c.records - c.held_out for c in cards)
-    facts = Facts(names, counts, kinds_of(task, len(card.features)), task, tuple(budgets_over(order, cards)))
+    said = [set(c.statistics) for c in cards if c.statistics]
+    allowed = tuple(sorted(set.intersection(*said))) if said else None
+    facts = Facts(names, counts, kinds_of(task, len(card.features)), task, tuple(budgets_over(order, cards)), statistics=allowed)
     advice = choose(replace(order, model=order.model or card.model), facts)
     return replace(advice, order=replace(advice.order, model=order.model))
 

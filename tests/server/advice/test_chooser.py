@@ -20,7 +20,7 @@ from silodp.core.weights import Weights
 from silodp.host.extension import load
 from silodp.lab.simulation import connect
 from silodp.server.advice import Facts, choose, kinds_of
-from silodp.server.advice.chooser import Effort
+from silodp.server.advice.candidates import Effort
 from silodp.server.advice.pool import Pool, noise_of
 from silodp.server.advice.trusts import compared
 from silodp.server.advice.words import lines, settings_file
@@ -136,10 +136,39 @@ def test_features_are_of_the_kinds_that_the_schema_says():
                     "smokes": {"type": "boolean"}},
         "label": {"column": "y", "task": "binary", "classes": ["no", "yes"]},
     })  # fmt: skip
-    assert kinds_of(schema, 5) == ("number", "category", "category", "category", "boolean")
+    assert kinds_of(schema, 5) == ("number", "missing", "category", "level", "boolean")
     assert kinds_of(Task.plain(2), 2) == ("standard", "standard")
     advice = choose(Order(), facts(kinds=kinds_of(schema, 5), task=schema), effort=QUICK)
     assert advice.order.model
+
+
+def test_a_category_column_is_one_of_its_values_at_a_time_in_every_world():
+    kinds = ("number", "missing", "category", "level", "level", "boolean")
+    for world in WORLDS:
+        x = draw(world, kinds, Task.plain(2), 300, 10, 3).x
+        assert x.shape == (300, 6)
+        assert bool((x[:, 2:5].sum(1) == 1).all())
+        assert set(x[:, [1, 2, 3, 4]].unique().tolist()) <= {0.0, 1.0}
+        assert float(x[:, 1].mean()) < 0.3
+
+
+def test_what_a_policy_does_not_allow_is_left_out_and_said():
+    free, held = (choose(Order(epsilon=("8",)), facts(statistics=allowed), effort=QUICK) for allowed in (None, ("Grad", "GradDiff")))
+    assert "one-shot" in {row["algorithm"] for row in free.tried}
+    assert "one-shot" not in {row["algorithm"] for row in held.tried}
+    assert held.left_out == ("one-shot",)
+    assert "not every silo's policy allows" in " ".join(lines(held))
+    assert "policy" not in " ".join(lines(free))
+    assert choose(Order(epsilon=("8",)), facts(statistics=("Gram",)), effort=QUICK).order.algorithm == "one-shot"
+    with pytest.raises(BadInput, match="every silo's policy allows"):
+        choose(Order(epsilon=("8",)), facts(statistics=("Moments",)), effort=QUICK)
+
+
+def test_what_to_expect_is_a_range_in_plain_words():
+    advice = choose(Order(epsilon=("1",)), facts(), effort=QUICK)
+    low, high = advice.expected["middle"]
+    assert low <= advice.expected["error"] + 0.1
+    assert f"made-up records like yours gave {100 * low:.0f} to {100 * high:.0f} % errors" in " ".join(lines(advice))
 
 
 def test_trusts_are_compared_and_the_least_that_comes_close_is_advised():

@@ -36,14 +36,20 @@ class Card:
     """By whom and when the silo's officer says that `silodp silo check` was run; never what it found."""
     study: str = dataclasses.field(default="", kw_only=True)
     """The name of the study that the silo approves, for people."""
+    statistics: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    """What the policy allowed to be asked when the card was written; older cards say nothing of it."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
         """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name, {"schema": "", "feature_map": "", "held_out": 0, "checked": "", "study": ""}.get(field.name))
-            if field.name in ("features", "classes") and isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+            value = table.get(field.name, None if field.default is dataclasses.MISSING else field.default)
+            if (
+                field.name in ("features", "classes", "statistics")
+                and isinstance(value, list | tuple)
+                and all(isinstance(v, str) for v in value)
+            ):
                 found[field.name] = tuple(value)
             elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):
                 found[field.name] = value

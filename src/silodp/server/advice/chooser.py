@@ -1,15 +1,15 @@
 """The advisor: from public facts to a complete order, and what to expect of it.
 
 Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic records of a few public worlds, many settings
-side by side. The candidate of the least mean regret over the worlds is chosen: the one that is seldom much worse than the best, whichever
-world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
+side by side. The candidate of the least mean regret over the worlds (how many times as wrong it is as the best there) is chosen: the one that is seldom
+much worse than the best, whichever world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Load, Words, build
@@ -24,6 +25,22 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.weights import Weights
 from silodp.host.extension import load as from_file
+from silodp.server.advice.candidates import (
+    EFFORTS,
+    MOMENTA,
+    MOST_PRODUCTS,
+    NETWORK,
+    ONE_SHOT,
+    WHOLE,
+    Batch,
+    Effort,
+    Point,
+    models_for,
+    points_of,
+    regrets,
+    regrouped,
+    rounded,
+)  # fmt: skip
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
@@ -31,53 +48,14 @@ from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.order import Order, targets
 from silodp.server.prepare import prepare
 
-MOMENTA = (0.0, 0.8)
-FINALISTS = 10
+FINALISTS = 16
 """How many candidates are looked at again on fresh records."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """What is tried, by the size of the model: the same everywhere, whatever the machine, so that the choice is the same too.
-
-    `clips` are in units of the gradient that a typical record has at the start, `lengths` are step x clip: the longest that all records
-    together can move w in a round. `pool`: most records that are simulated; the noise is always that of the real number.
-    """
-
-    parameters: float
-    worlds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
-    pool: int = 1200
-    tested: int = 1500
-    rounds: tuple[int, ...] = (1, 3, 6, 12, 25, 50)
-    clips: tuple[float, ...] = (0.25, 0.5, 1.0)
-    lengths: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    trials: int = 3
-
-
-EFFORTS = (
-    Effort(1_000),
-    Effort(12_000, (0, 1, 3), 400, 600, (3, 12, 40), (0.25, 1.0), (0.3, 1.0, 3.0, 10.0), 2),
-    Effort(100_000, (0, 1), 200, 400, (5, 25), (0.5,), (0.3, 1.0, 3.0, 10.0), 2),
-    Effort(math.inf, (1,), 64, 200, (20,), (0.5,), (0.3, 1.0, 3.0), 1),
-)
 SMALL = 0.03
 """Share of what is learnt (of all silos' precision) below which a silo's budget is better kept."""
-BENDING, NETWORK = 400.0, 3000.0
-"""Records x mu from which models that bend are tried, and networks: with less, noise drowns what they could find beside a line."""
-ONE_SHOT, WHOLE, MOST_PRODUCTS = "one-shot", (0.7, 1.0, 2.0), 100
-"""One question for all products of two features: its clips, and up to how many features it is tried."""
 TOTALS = 1.1
 """Noise of a shuffler's totals over that of a curator's Gaussian: what their accountant and their rounding cost."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Settings of one model, algorithm and number of rounds, which are run side by side."""
-
-    model: str
-    algorithm: str
-    rounds: int
-    points: tuple[dict[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -89,6 +67,8 @@ class Advice:
     expected: dict[str, Any]
     silos: tuple[dict[str, Any], ...]
     tried: tuple[dict[str, Any], ...] = field(default=())
+    left_out: tuple[str, ...] = ()
+    """What was not tried, because a silo's policy does not allow what it asks for."""
 
     @property
     def enough(self) -> bool:
@@ -97,7 +77,9 @@ class Advice:
 
     def words(self) -> dict[str, Any]:
         """For run.json and --json."""
-        return {"order": self.order.words(), "expected": self.expected, "silos": list(self.silos), "tried": list(self.tried)}
+        return {"order": self.order.words(), "expected": self.expected, "silos": list(self.silos), "tried": list(self.tried)} | (
+            {"left_out": list(self.left_out)} if self.left_out else {}
+        )
 
 
 def choose(order: Order, facts: Facts, *, load: Load = from_file, effort: Effort | None = None) -> Advice:
@@ -126,7 +108,7 @@ class Search:
         self.worth = (
             sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min()) if order.trust != "isrl" else 1 / noise
         )
-        self.models = [order.model] if order.model else _models(facts, self.worth)
+        self.models = [order.model] if order.model else models_for(facts, self.worth)
         self.effort = effort or self._effort()
         self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))
 
@@ -134,22 +116,27 @@ class Search:
         first = {}
         for batch in self.batches():
             for world in self.effort.worlds:
-                for point, error in zip(points_of(batch), self.errors(batch, world, 0).T.reshape(-1).tolist(), strict=True):
+                errors = torch.stack([self.errors(batch, world, -1 - look) for look in range(self._looks(batch))]).mean(0)
+                for point, error in zip(points_of(batch), errors.T.reshape(-1).tolist(), strict=True):
                     first.setdefault(point, []).append(error)
         outputs = ("last", "tail") if self.order.output is None else ("tail",) if self.order.output == "tail" else ("last",)
         found = {point: np.array(errors) for point, errors in first.items() if point.output in outputs}
-        regret = _regrets(found)
+        regret = regrets(found)
         finalists = sorted(found, key=regret.__getitem__)[:FINALISTS]
         again: dict[Point, list[list[float]]] = {point: [] for point in finalists}
-        for batch, points in _regrouped(finalists):
+        for batch, points in regrouped(finalists):
             for world in self.effort.worlds:
                 errors = np.stack([self.errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)])
                 for point, j in points:
                     again[point].append(errors[:, j, 1 if point.output == "tail" else 0].tolist())
         means = {point: np.array(rows).mean(1) for point, rows in again.items()}
-        regret = _regrets(means)
+        regret = regrets(means)
         winner = min(finalists, key=regret.__getitem__)
         return self._advised(winner, np.array(again[winner]), [self._told(p, means[p]) for p in sorted(finalists, key=regret.__getitem__)])
+
+    def _looks(self, batch: Batch) -> int:
+        """Samples of a world at first: lines are quick, and of several models only the better ones of each go on."""
+        return self.effort.looks * (2 if batch.model in ("linear", "logistic") else 1)
 
     def _effort(self) -> Effort:
         first = self._problem(self.models[0])
@@ -161,13 +148,13 @@ class Search:
     def batches(self) -> list[Batch]:
         order = self.order
         base = 0.5 * math.sqrt(1 + sum(SQUARE[kind] for kind in self.facts.kinds))
-        clips = [order.clip] if order.clip is not None else [_round(base * share) for share in self.effort.clips]
+        clips = [order.clip] if order.clip is not None else [rounded(base * share) for share in self.effort.clips]
         momenta = [order.momentum] if order.momentum is not None else MOMENTA
         found = []
         for model, rounds in [(m, r) for m in self.models for r in ([order.rounds] if order.rounds is not None else self._rounds(m))]:
             first = model == self.models[0]  # of the others only what is near the best of a line: fewer settings
             points = [
-                {"clip": clip, "step": _round(length / clip) if order.step is None else order.step, "momentum": momentum}
+                {"clip": clip, "step": rounded(length / clip) if order.step is None else order.step, "momentum": momentum}
                 for clip, length, momentum in itertools.product(
                     clips if first else clips[-2:],
                     self.effort.lengths if order.step is None else (1.0,),
@@ -176,9 +163,15 @@ class Search:
                 if rounds > 1 or momentum == momenta[0]
             ]
             found.append(Batch(model, "momentum", rounds, tuple(points)))
-        if self._one_shot_fits():
+        found = found if self.facts.allow("Grad") else []
+        if self._one_shot_fits() and self.facts.allow("Gram"):
             clips = [order.clip] if order.clip is not None else WHOLE
             found.append(Batch(self.models[0], ONE_SHOT, 1, tuple({"clip": c, "step": 1.0, "momentum": 0.0} for c in clips)))
+        if not found:
+            raise BadInput(
+                f"nothing that could be chosen asks only for what every silo's policy allows ({', '.join(self.facts.statistics or ())}); "
+                "name an --algorithm, or have a silo allow Grad"
+            )
         return found
 
     def _one_shot_fits(self) -> bool:
@@ -241,7 +234,7 @@ class Search:
 
     def sample(self, world: int, trial: int) -> Sample:
         if (world, trial) not in self._samples:
-            seed = 100 * world + trial
+            seed = 100 * world + 50 + trial
             self._samples[world, trial] = draw(WORLDS[world], self.facts.kinds, self.facts.plain, self.records, self.effort.tested, seed)
         return self._samples[world, trial]
 
@@ -255,10 +248,13 @@ class Search:
         gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
         expected = {
             "measure": "error" if _counted(self.facts.plain) else "loss", "error": mean, "run_to_run": spread,
+            "middle": [float(q) for q in np.quantile(errors, [0.25, 0.75])],
             "not_private": float(open_errors.mean()), "guessing": float(guess.mean()), "enough": gain > max(spread, 0.2 * most),
             "worlds": [{"error": float(e), "not_private": float(o), "guessing": float(g)} for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)],
         }  # fmt: skip
-        return Advice(self._resolved(winner), expected, tuple(self._silo_words()), tuple(tried))
+        left_out = [name for name, statistic, fits in (("gradient descent", "Grad", True), (ONE_SHOT, "Gram", self._one_shot_fits()))
+                    if fits and not self.facts.allow(statistic)]  # fmt: skip
+        return Advice(self._resolved(winner), expected, tuple(self._silo_words()), tuple(tried), tuple(left_out))
 
     def _without_noise(self, winner: Point) -> np.ndarray:
         """(worlds,): the error of the winner's model at the best of a few steps, without noise."""
@@ -294,42 +290,6 @@ class Search:
         return found
 
 
-@dataclass(frozen=True)
-class Point:
-    """One candidate."""
-
-    model: str
-    algorithm: str
-    rounds: int
-    clip: float
-    step: float
-    momentum: float
-    output: str
-
-
-def points_of(batch: Batch) -> list[Point]:
-    """The last iterates' candidates, then those of the averages."""
-    return [Point(batch.model, batch.algorithm, batch.rounds, **p, output=output) for output in ("last", "tail") for p in batch.points]
-
-
-def _regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, int]]]]:
-    """Batches for these candidates, and where in them each is."""
-    groups: dict[tuple[str, str, int], list[Point]] = {}
-    for point in points:
-        groups.setdefault((point.model, point.algorithm, point.rounds), []).append(point)
-    found = []
-    for key, members in groups.items():
-        settings = tuple({"clip": p.clip, "step": p.step, "momentum": p.momentum} for p in members)
-        found.append((Batch(*key, settings), [(p, j) for j, p in enumerate(members)]))
-    return found
-
-
-def _regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
-    """The mean over worlds of how much worse each is than the best there."""
-    best = np.min(list(errors.values()), axis=0)
-    return {point: float((found - best).mean()) for point, found in errors.items()}
-
-
 @torch.no_grad()
 def _error(problem: Problem, w: Tensor, sample: Sample) -> Tensor:
     """(J,): the share of wrong classes; for other labels the mean loss over that of an output of zero."""
@@ -361,17 +321,6 @@ def _guessing(sample: Sample) -> float:
     return 1 - float(torch.bincount(sample.test_y, _importance(sample)).max()) / len(sample.test_y)
 
 
-def _models(facts: Facts, worth: float) -> list[str]:
-    """Lines first; `worth` is records x mu, by which the noise of a mean falls."""
-    features = len(facts.kinds)
-    found = ["linear"] if facts.plain.kind in ("regression", "count") else ["logistic"]
-    if worth >= BENDING and features <= 60 and "number" in facts.kinds + ("number",) * facts.kinds.count("standard"):
-        found.append("additive:6")
-    if worth >= NETWORK and features <= 200:
-        found.append("mlp:16")
-    return found
-
-
 def _weights(order: Order, facts: Facts) -> str:
     """By records, and by precision where the silos' budgets differ."""
     budgets = facts.budgets or targets(order, facts.names, facts.counts)
@@ -382,8 +331,3 @@ def _fewer(who: Any) -> float:
     """How much more noise the mean over those who take part in a round has than that over all."""
     least, most = getattr(who, "least", None), getattr(who, "answering", who.silos)
     return math.sqrt(who.silos / (((most if least is None else least) + most) / 2))
-
-
-def _round(value: float) -> float:
-    """Two digits: settings that a person can read and type."""
-    return float(f"{value:.2g}")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget
-from silodp.core.problem.schema import Schema
+from silodp.core.problem.schema import OWN, Schema
 from silodp.core.problem.task import Task
 from silodp.server.advice.worlds import KINDS
 
 
 @dataclass(frozen=True)
 class Facts:
-    """`counts` are the records that are trained on. `kinds`: of each feature that the model sees, number, boolean or category (as a schema
-    makes them, within [-1, 1]) or standard (about mean 0 and spread 1). `scaled`: so many features whose scaling is learnt first."""
+    """`counts` are the records that are trained on. `kinds`: of each feature that the model sees, one of KINDS: as a schema makes them,
+    within [-1, 1], or standard (about mean 0 and spread 1). `scaled`: so many features whose scaling is learnt first."""
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
@@ -24,6 +23,8 @@ class Facts:
     budgets: tuple[Budget, ...] | None = None
     """The silos' own, where they have some; else the order's."""
     scaled: int | None = None
+    statistics: tuple[str, ...] | None = None
+    """What the policy of every silo allows to be asked, by the silos' cards; None where nobody says."""
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
@@ -32,6 +33,10 @@ class Facts:
             raise BadInput("there are no features; give 1 or more")
         if unknown := [kind for kind in self.kinds if kind not in KINDS]:
             raise BadInput(f"a feature is of kind {unknown[0]!r}; use one of {', '.join(KINDS)}")
+
+    def allow(self, statistic: str) -> bool:
+        """Whether an algorithm that asks for this can be run."""
+        return self.statistics is None or statistic in self.statistics
 
     @property
     def plain(self) -> Task:
@@ -47,6 +52,6 @@ def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") ->
         return ("number",) * features
     found: list[str] = []
     for column in task.columns:
-        own: Sequence[str] = [column.type] * len(column.features)
-        found += own if column.type == "category" else [column.type, *["category"] * (len(own) - 1)]
+        asked = column.indicator or column.missing == OWN
+        found += [column.type, *["level"] * (len(column.features) - 1 - asked), *["missing"] * asked]
     return tuple(found) if len(found) == features else ("number",) * features

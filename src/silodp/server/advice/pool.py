@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from silodp.core.mechanisms import Gaussian
 from silodp.core.numbers import CLIP_TOLERANCE
@@ -30,7 +30,9 @@ class Pool:
 
     def __init__(self, problem: Problem, sample: Sample, noise: Mapping[str, float], seed: int) -> None:
         self._problem, self._sample, self._noise = problem, sample, noise
-        self._random = np.random.default_rng((0xADF, seed))
+        self._line = problem.slope and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear] and len(problem.shapes) == 2
+        self._lengths = (1 + sample.x.flatten(1).square().sum(1)).sqrt()
+        self._random = np.random.default_rng((0xADF, seed % 1000))
 
     def mean(self, query: Query) -> Tensor:
         return self.measure(query).mean
@@ -40,15 +42,26 @@ class Pool:
         statistic, mechanism, x, y = query.statistic, query.mechanism, self._sample.x, self._sample.y
         if statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
-            weight = torch.full((1, n), 1 / n)
-            reference = rest[0] if rest else None
-            value = clipped_sum(self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference)[:, 0]
+            if self._line and not rest:
+                value = self._of_a_line(w, torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1))
+            else:
+                weight, reference = torch.full((1, n), 1 / n), rest[0] if rest else None
+                value = clipped_sum(self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference)[:, 0]
         else:
             rows = [statistic.rows(self._problem, run) for run in range(statistic.shape[0])]
             value = torch.stack([row(x, y).mean(0) for row in rows if row is not None])
         draws = torch.from_numpy(self._random.standard_normal((1, *value.shape[1:]))).to(value)
         std = torch.as_tensor(mechanism.clip).to(value).reshape(-1, 1) * self._noise[mechanism.kind]
         return Measured(value + draws * std, std, torch.full_like(std, len(x)))
+
+    def _of_a_line(self, w: Tensor, clip: Tensor) -> Tensor:
+        """The mean of the clipped gradients of one linear layer, which are (slope x record, slope): many times as fast as for any model."""
+        assert self._problem.slope
+        x, parts = self._sample.x, list(self._problem.split(w).values())
+        slope = self._problem.slope((parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None])[0]  # (J, k, n)
+        norm = slope.norm(dim=1, keepdim=True) * self._lengths
+        slope = slope * (clip / torch.maximum(norm, clip)) / len(x)
+        return torch.cat([(slope @ x).flatten(1), slope.sum(2)], 1)
 
     def everyone(self) -> Pool:
         return self

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from silodp.core.errors import BadInput
 from silodp.server.advice.attacker import gives_up
-from silodp.server.advice.chooser import EFFORTS, Effort, choose
+from silodp.server.advice.candidates import EFFORTS, Effort
+from silodp.server.advice.chooser import choose
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.words import lines
 from silodp.server.order import TRUSTS, Order, targets

@@ -23,17 +23,18 @@ def lines(advice: Advice) -> list[str]:
         f"Chosen from sizes, columns and budgets alone, which costs no privacy: {model}, {order.algorithm}, {how}weights by {order.weights}"
         f"{', the later half averaged' if order.output == 'tail' else ''}."
     ]
-    error, spread, plain, guess = (told[name] for name in ("error", "run_to_run", "not_private", "guessing"))
+    if advice.left_out:
+        found.append(f"Not tried, because not every silo's policy allows what it asks for: {', '.join(advice.left_out)}.")
+    low, high = (100 * value for value in told["middle"])
+    plain, guess = 100 * told["not_private"], 100 * told["guessing"]
+    seen = f"{low:.0f} to {high:.0f} %" if round(low) < round(high) else f"about {low:.0f} %"
     if told["measure"] == "error":
-        found.append(
-            f"Expect about {100 * error:.0f} % errors (give or take {100 * spread:.0f}), where no privacy would give {100 * plain:.0f} % and always "
-            f"saying the commonest class {100 * guess:.0f} %: on made-up records; yours may be easier or harder, but privacy costs about as much."
-        )
+        said = f"{seen} errors, without privacy {plain:.0f} %, and always saying the commonest class {guess:.0f} %"
     else:
-        found.append(
-            f"Expect a loss of about {100 * error:.0f} % (give or take {100 * spread:.0f}) of what a constant has, where no privacy would give "
-            f"{100 * plain:.0f} %: on made-up records; yours may be easier or harder, but privacy costs about as much."
-        )
+        said = f"a loss of {seen} of what a constant has, and without privacy {plain:.0f} %"
+    found.append(
+        f"What to expect: made-up records like yours gave {said}. Yours may be easier or harder than that; privacy costs about as much."
+    )
     if not advice.enough:
         found.append(
             "Do not train: with so few records at this epsilon the model would be no better than guessing, and the budget would be gone."

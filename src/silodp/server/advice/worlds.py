@@ -1,6 +1,6 @@
 """Synthetic records for the advisor: a few public worlds that a user's records may be like. No record of anybody's has a part in them.
 
-In a world latent numbers, correlated through a few factors, become features as a schema makes them (numbers that fill a part of their public
+In a world latent numbers, one for a column and correlated through a few factors, become features as a schema makes them (numbers that fill a part of their public
 range, booleans, categories) or as learnt scaling leaves them (standardised). The label is drawn from a score that is linear in the latent
 numbers, and in some worlds bends. The worlds differ in how much the features tell, in how many of them tell it, and in balance.
 """
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from silodp.core.problem.task import Task
 
-KINDS = ("number", "boolean", "category", "standard")
-SQUARE = {"number": 0.2, "boolean": 1.0, "category": 0.25, "standard": 1.0}
+KINDS = ("number", "boolean", "category", "level", "missing", "standard")
+"""Of a feature: a category column is one "category" and, for each further value, one "level"; "missing" says where a value was."""
+FOLLOWS = ("level", "missing")
+SQUARE = {"number": 0.2, "boolean": 1.0, "category": 0.25, "level": 0.25, "missing": 0.05, "standard": 1.0}
 """Mean square of a feature of each kind, in these worlds."""
 
 
@@ -35,15 +37,21 @@ class World:
     common: float = 0.3
     narrow: bool = False
     """Whether numbers lie in a small, low part of their public range, as they do where people wrote it down generously."""
+    low: float = 0.0
+    """How far below the middle of their range numbers lie on average: what is measured is seldom negative, and often small. What lies
+    low has less room to vary."""
+    falling: float = 0.0
+    """How fast the factors behind the columns lose strength, k to the minus this: the columns of real tables share a few strong ones."""
 
 
 WORLDS = (
     World(2.2, 0.3, bent=0.1, active=0.6),
-    World(4.0, -0.4, active=1.0, common=0.8, narrow=True),
-    World(1.3, 0.2, active=0.4),
-    World(3.0, 0.0, bent=0.35, active=0.5),
-    World(2.5, -0.8, bent=0.25, pairs=True, active=0.6),
-    World(8.0, 0.5, active=0.7, common=0.8, narrow=True),
+    World(5.0, 0.2, common=0.8, narrow=True, falling=1.0),
+    World(3.0, 0.0, bent=0.35, active=0.5, low=0.2),
+    World(2.5, -0.5, bent=0.25, pairs=True, active=0.6, common=0.5, falling=0.5, low=0.3),
+    World(10.0, -0.3, common=0.9, narrow=True, falling=1.5),
+    World(4.0, 0.2, common=0.8, falling=1.0, low=0.4),
+    World(8.0, 0.0, common=0.9, falling=1.0, low=0.5),
 )
 
 
@@ -61,9 +69,9 @@ class Sample:
 def draw(world: World, kinds: Sequence[str], task: Task, records: int, tested: int, seed: int) -> Sample:
     """Records of this world; one seed is one population, and who is drawn from it."""
     random = np.random.default_rng((0xAD, seed))
-    features, total = len(kinds), records + tested
-    factors = max(1, min(8, features // 4))
-    load = random.standard_normal((factors, features))
+    features, total = len(_columns(kinds)), records + tested
+    factors = min(12, features) if world.falling else max(1, min(8, features // 4))
+    load = random.standard_normal((factors, features)) * (np.arange(1, factors + 1) ** -world.falling)[:, None]
     load = np.abs(load) if world.narrow else load  # sizes of one thing: all rise together, and the label with them
     load *= math.sqrt(world.common) / np.linalg.norm(load, axis=0)
     latent = random.standard_normal((total, factors)) @ load + math.sqrt(1 - world.common) * random.standard_normal((total, features))
@@ -95,22 +103,39 @@ def _standard(values: np.ndarray) -> np.ndarray:
 
 
 def _features(world: World, kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    made = np.empty_like(latent)
-    for j, kind in enumerate(kinds):
-        z = latent[:, j]
+    """(n, features): each column's latent number as the features that the column becomes."""
+    made: list[np.ndarray] = []
+    for z, own in zip(latent.T, _columns(kinds), strict=True):
         middle, spread, cut = random.uniform(-0.45, 0.45), math.exp(random.uniform(math.log(0.12), math.log(0.45))), random.normal(0.0, 0.6)
         if world.narrow:
             middle, spread = -0.6 + 0.7 * middle, 0.4 * spread
-        match kind:
+        middle, spread = middle - world.low, spread * (1 - world.low)
+        values = 1 + own.count("level")
+        match own[0]:
             case "number":
-                made[:, j] = np.clip(middle + spread * z, -1, 1)
+                made.append(np.clip(middle + spread * z, -1, 1))
             case "boolean":
-                made[:, j] = np.where(z > cut, 1.0, -1.0)
+                made.append(np.where(z > cut, 1.0, -1.0))
+            case "category" if values == 1:
+                made.append(z > cut + 0.5)
             case "category":
-                made[:, j] = z > cut + 0.5
+                value = np.searchsorted(np.sort(random.normal(0.0, 0.8, values - 1)), z)
+                made += [value == k for k in random.permutation(values)]
             case _:
-                made[:, j] = z
-    return made
+                made.append(z)
+        made += [random.random(len(z)) < random.choice([0.0, 0.01, 0.1]) for _ in range(own.count("missing"))]
+    return np.column_stack(made)
+
+
+def _columns(kinds: Sequence[str]) -> list[list[str]]:
+    """The kinds of the features of each column."""
+    found: list[list[str]] = []
+    for kind in kinds:
+        if kind in FOLLOWS and found:
+            found[-1].append(kind)
+        else:
+            found.append([kind])
+    return found
 
 
 def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -154,6 +154,7 @@ def provision(
         name=name, key=public(key), records=n, epsilon=budget.epsilon, delta=budget.delta, rule=rule,
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, study=policy.study, feature_map=feature_map,
+        statistics=policy.statistics,
         policy=str(folder / "policy.toml"),
         findings=(
             *said_of(Path(place.data), read_by),

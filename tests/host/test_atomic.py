@@ -1,10 +1,13 @@
 """The one writer of files: whole or not there, for its owner alone, never through a link, and never over what must not be written over."""
 
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 
+import silodp
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.keys import make_key, public, read_key
@@ -73,3 +76,12 @@ def test_a_key_is_made_once_and_read_back_and_a_bad_file_is_said(tmp_path):
         (tmp_path / "bad.key").write_text(text)
         with pytest.raises(BadInput, match="must hold 64 hexadecimal digits"):
             read_key(tmp_path / "bad.key")
+
+
+def test_files_are_written_by_one_writer():
+    """A file that is written in place is half there after a crash. Lines that are added to a file, and a lock's, are no such files."""
+    by_hand = re.compile(r"\.write_text\(|\.write_bytes\(|\bsave_file\(|\.open\(\"w|open\([^)]*, \"w|json\.dump\(|\.savefig\([^d]")
+    known = {"host/atomic.py", "engine/native.py", "lab/audit/report.py", "lab/learn_features.py", "wire/flower/site.py"}
+    root = Path(silodp.__file__).parent
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if by_hand.search(path.read_text())}
+    assert found <= known, "use silodp.host.atomic"

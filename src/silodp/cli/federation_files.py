@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.cli import federation_shuffle as shuffle
 from silodp.core.errors import BadInput
+from silodp.host import atomic
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -40,9 +41,7 @@ def read_card(path: Path) -> Card:
 
 
 def save_state(folder: Path, state: dict[str, Any], name: str = "federation.json") -> None:
-    part = folder / f"{name}.part"
-    part.write_text(json.dumps(state, indent=1) + "\n")
-    part.replace(folder / name)
+    atomic.write_json(folder / name, state, durable=True)
 
 
 def load_state(folder: Path) -> dict[str, Any]:

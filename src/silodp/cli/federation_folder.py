@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.host import atomic
 
 MAKING = "making.json"
 OWN = ("asker.key", "data", "silos", "shuffler", "state", "engine", "logs")
@@ -60,7 +61,7 @@ def making(folder: Path) -> Iterator[None]:
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MAKING).write_text("{}\n")
+        atomic.write(folder / MAKING, "{}\n")
     except OSError as error:
         raise BadInput(f"{folder} cannot be made: {error.strerror}; choose another --folder") from None
     try:

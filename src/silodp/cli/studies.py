@@ -16,6 +16,7 @@ from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
+from silodp.host import atomic
 
 
 def compare(
@@ -164,7 +165,7 @@ def gallery(
     tables.mkdir(parents=True, exist_ok=True)
     for name in STUDIES:
         if (source := runs / name / "figure.csv").exists():
-            (tables / f"{name}.csv").write_bytes(source.read_bytes())
+            atomic.write(tables / f"{name}.csv", source.read_bytes(), mode=0o644, durable=False)
     pages = [str(page) for page in write_gallery(docs, tables)]
     dump({"pages": pages}) if as_json else say(*pages)
 

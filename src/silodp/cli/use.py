@@ -11,6 +11,7 @@ import typer
 from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
+from silodp.host import atomic
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or its model.safetensors.", show_default=False)]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of --algorithm one-shot.", show_default=False)]
@@ -54,8 +55,7 @@ def predict(
     used = default_threshold(opened.schema) if threshold is None else threshold
     if out_file:
         try:
-            with out_file.open("x", encoding="utf-8", newline="") as target:
-                rows_of.to_csv(target, index=False, float_format="%.7g")
+            atomic.write_new(out_file, rows_of.to_csv(index=False, float_format="%.7g"), 0o644)
         except OSError as error:
             raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
     if as_json:
@@ -114,8 +114,7 @@ def card(
     text = written(found, use)
     if out_file:
         try:
-            with out_file.open("x", encoding="utf-8") as target:
-                target.write(text)
+            atomic.write_new(out_file, text, 0o644)
         except OSError as error:
             raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
     if as_json:

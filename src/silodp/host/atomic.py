@@ -1,12 +1,16 @@
-"""The one writer of small files: what it writes is whole or not there, and stays after a power cut."""
+"""The one writer of files: what it writes is whole or not there, and stays after a power cut."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from silodp.core.errors import BadInput
 
@@ -26,6 +30,20 @@ def write(path: Path, text: str | bytes, *, mode: int = 0o600, durable: bool = T
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def write_json(path: Path, what: Any, *, durable: bool = False) -> None:
+    """For everybody to read."""
+    write(path, json.dumps(what, indent=1) + "\n", mode=0o644, durable=durable)
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+    """CSV, for everybody to read; of a mapping the columns alone."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(name, "") for name in columns] if isinstance(row, Mapping) else row for row in rows)
+    write(path, text.getvalue(), mode=0o644, durable=False)
 
 
 def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool = True) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.engine import native
+from silodp.host import atomic
 from silodp.server.progress import held
 
 SEED = "seed"
@@ -152,7 +153,7 @@ def open_folder(folder: Path, config: object) -> None:
             )
     else:
         refuse_runs(folder)
-        path.write_text(json.dumps(wanted, indent=1) + "\n")
+        atomic.write_json(path, wanted, durable=True)
 
 
 def write_environment(folder: Path, *, noise: str) -> None:
@@ -162,4 +163,4 @@ def write_environment(folder: Path, *, noise: str) -> None:
         "dp-accounting": version("dp-accounting"), "machine": platform.machine(), "system": platform.system(),
         "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(), "native": native.library() is not None, "noise": noise,
     }  # fmt: skip
-    (folder / "environment.json").write_text(json.dumps(facts, indent=1) + "\n")
+    atomic.write_json(folder / "environment.json", facts)

@@ -22,6 +22,7 @@ from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.sampling import FullBatch
+from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.hidden import check_mark, places_key
 from silodp.lab.planning import warn_of_delta
@@ -32,7 +33,6 @@ from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 from silodp.server.estimates.survival import survival, survival_label
 from silodp.server.federation import Everyone, Federation
-from silodp.server.folder import write_json
 from silodp.server.order import MODEL, Order, budgets_of, check_seed, with_default_delta
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
@@ -85,7 +85,7 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
     with _writing(folder):
-        write_json(folder / "spent.json", spent)  # the price first: no answer is kept unpaid
+        atomic.write_json(folder / "spent.json", spent)  # the price first: no answer is kept unpaid
         with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(answer) + "\n")
     return answer | {

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
@@ -31,6 +31,7 @@ from silodp.core.problem.reading import plain_text
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.statistics.score import judged
+from silodp.host import atomic
 from silodp.host.extension import ran
 from silodp.host.model import facts
 from silodp.lab.advised import advised
@@ -99,7 +100,7 @@ def train(
         seed = kept_seed(folder / SEED, order.seed, records)
         coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16) if order.seed is None else order.seed
         if mark and not (folder / "records.json").exists():
-            (folder / "records.json").write_text(mark)
+            atomic.write(folder / "records.json", mark, mode=0o644)
         names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
         reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
         run = _Run(made, problem, records, folder, coin, seed=seed, source=source, reads=reads, record=record)
@@ -295,8 +296,8 @@ class _Run(Run):
     def _found(self, w: Tensor) -> dict[str, Any]:
         """Transcript and environment, too."""
         order, rounds = self.made.order, self._rounds
-        save_file(self._values, self.folder / "transcript.safetensors")
-        (self.folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+        atomic.write(self.folder / "transcript.safetensors", save(self._values), mode=0o644)
+        atomic.write(self.folder / "transcript.jsonl", "".join(json.dumps(r) + "\n" for r in rounds), mode=0o644)
         noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")
         write_environment(self.folder, noise=noise)
         silos = [

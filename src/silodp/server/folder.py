@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from silodp.core.errors import BadInput
@@ -30,7 +30,7 @@ def open_run(folder: Path, wanted: Mapping[str, Any], *, own: Mapping[str, Any] 
             raise BadInput(f"the run in {folder} was begun with another {', '.join(differs)}; {advice}")
         return found
     made = json.loads(json.dumps(own or {})) | asked
-    write_json(folder / RUN, made)
+    atomic.write_json(folder / RUN, made)
     return made
 
 
@@ -65,10 +65,6 @@ def silo_rows(names: Sequence[str], counts: Sequence[int], budgets: Sequence[Bud
 def write_model(folder: Path, problem: Problem, w: Tensor, about: Mapping[str, str], more: Mapping[str, Tensor] | None = None) -> Path:
     """model.safetensors: the parameters by their names in the model, and in what words it was made."""
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
-    save_file(parameters | dict(more or {}), folder / "model.safetensors", metadata=dict(about))
-    return folder / "model.safetensors"
-
-
-def write_json(path: Path, what: Mapping[str, Any]) -> None:
-    """At once or not at all."""
-    atomic.write(path, json.dumps(what, indent=1) + "\n", mode=0o644, durable=False)
+    path = folder / "model.safetensors"
+    atomic.write(path, save(parameters | dict(more or {}), metadata=dict(about)), mode=0o644)
+    return path

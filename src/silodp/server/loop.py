@@ -15,9 +15,10 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
+from silodp.host import atomic
 from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
-from silodp.server.folder import write_json, write_model
+from silodp.server.folder import write_model
 from silodp.server.output import output
 from silodp.server.prepare import AGAINST, Prepared
 
@@ -70,7 +71,7 @@ class Run:
             "unit": unit(self.problem.person),
             "model": str(path),
         } | self._found(w)  # fmt: skip
-        write_json(self.folder / self.result, self.summary)
+        atomic.write_json(self.folder / self.result, self.summary)
 
     # --- for a subclass to say ------------------------------------------------------------------------------------------------------
 

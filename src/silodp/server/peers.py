@@ -11,7 +11,6 @@ question there is no next: compare the models' hashes (`model_hash`) by a way th
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.quote import HoldReply, HoldRequest, decode_hold, encode_hold
+from silodp.host import atomic
 from silodp.server.asking import Carrier
 from silodp.server.plan import Plan
 from silodp.server.quote import PASSING, Holds
@@ -43,9 +43,7 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, content: bytes) -> None:
-        part = self._path / f"{_plain(name)}.{os.getpid()}.part"
-        part.write_bytes(content)
-        part.replace(self._path / _plain(name))
+        atomic.write(self._path / _plain(name), content, mode=0o644, durable=False)
 
     def get(self, name: str) -> bytes | None:
         try:

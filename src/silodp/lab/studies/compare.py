@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.features.feature_map import feature_map
+from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
@@ -51,7 +51,7 @@ def carry_out(
 
 def _close(folder: Path, study: Study, store: Store) -> list[dict]:
     rows = summarise(store.runs(), study)
-    (folder / "summary.json").write_text(json.dumps(rows, indent=1))
+    atomic.write_json(folder / "summary.json", rows)
     write_table(rows, folder / "figure.csv")
     write_environment(folder, noise="simulation: seeded pseudo-random float noise")
     return rows
@@ -79,7 +79,7 @@ def _describe(folder: Path, study: Study, split: Split, parameters: int) -> None
     facts = {"silos": silos, "features": list(train.x.shape[2:]), "classes": split.classes, "test_records": len(split.test_y)}
     facts |= {"parameters": parameters, "units": len(study.arms()) * study.trials}
     if not path.exists():
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        atomic.write_json(path, facts)
 
 
 @lru_cache(maxsize=2)  # a process meets the same trial's batches one after the other
@@ -119,6 +119,7 @@ def _row(curve: str, epsilon: float, runs: Sequence[dict[str, str]]) -> dict:
     }
 
 
+FIGURES = ("epsilon", "test_error", "standard_error", "spent_epsilon")
 SETTINGS = ("phase", "steps", "share", "step", "clip", "slope", "momentum", "kappa")
 
 
@@ -134,13 +135,12 @@ def _curves(run: dict[str, str], study: Study) -> list[str]:
 
 def write_table(rows: Sequence[dict], path: Path) -> None:
     """figure.csv: what a figure is drawn from, small enough to be kept with it."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("curve", "epsilon", "test_error", "standard_error", "spent_epsilon", "algorithm", "settings", "errors"))
-        for r in rows:
-            settings = " ".join(f"{k}={v:g}" for k, v in r["settings"].items())
-            numbers = (f"{r[k]:.6g}" if r[k] is not None else "" for k in ("epsilon", "test_error", "standard_error", "spent_epsilon"))
-            writer.writerow((r["curve"], *numbers, r["algorithm"], settings, " ".join(f"{e:.6g}" for e in r["errors"])))
+    lines = []
+    for r in rows:
+        settings = " ".join(f"{k}={v:g}" for k, v in r["settings"].items())
+        numbers = (f"{r[k]:.6g}" if r[k] is not None else "" for k in FIGURES)
+        lines.append((r["curve"], *numbers, r["algorithm"], settings, " ".join(f"{e:.6g}" for e in r["errors"])))
+    atomic.write_table(path, ("curve", *FIGURES, "algorithm", "settings", "errors"), lines)
 
 
 def read_table(path: Path) -> list[dict]:
@@ -148,7 +148,7 @@ def read_table(path: Path) -> list[dict]:
         return [
             {
                 "curve": r["curve"],
-                **{k: float(r[k]) if r[k] else None for k in ("epsilon", "test_error", "standard_error", "spent_epsilon")},
+                **{k: float(r[k]) if r[k] else None for k in FIGURES},
                 "algorithm": r["algorithm"],
                 "settings": {k: float(v) for k, v in (pair.split("=") for pair in r["settings"].split())},
                 "errors": [float(e) for e in r["errors"].split()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
@@ -12,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 
+from silodp.host import atomic
 from silodp.lab.studies.study import CURVES
 
 matplotlib.rcParams["svg.hashsalt"] = "silodp"  # the same figure is the same file
@@ -87,5 +89,7 @@ def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = 
 
 def _save(figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> None:
     for suffix in suffixes:
-        figure.savefig(stem.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix[1:], dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        atomic.write(stem.with_suffix(suffix), drawn.getvalue(), mode=0o644, durable=False)
     plt.close(figure)

@@ -10,6 +10,7 @@ from pathlib import Path
 from scipy import stats
 
 from silodp.core.privacy.accounting import rounded_up
+from silodp.host import atomic
 from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
@@ -367,5 +368,5 @@ def _trials(rows: Sequence[dict]) -> int:
 def _write(path: Path, parts: Sequence[str]) -> Path | None:
     if not any("##" in part or "| " in part for part in parts):
         return None
-    path.write_text("\n".join(parts))
+    atomic.write(path, "\n".join(parts), mode=0o644, durable=False)
     return path

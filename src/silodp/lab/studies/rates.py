@@ -9,7 +9,6 @@ Schedules (R, K, q, S, step) are those that `core/theory/isrl.py` prescribes, no
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
@@ -28,6 +27,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import GroupL1, L2Ball
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory.isrl import Constants, lower_bound, prescribe
+from silodp.host import atomic
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.simulation import simulate
 from silodp.lab.studies.sweep import Tick, spread, unseen
@@ -256,12 +256,9 @@ def measure(folder: Path, *, tick: Tick = unseen, lines: Sequence[Line] | None =
     for key, runs in spread(point, tasks, tick=tick):
         values.setdefault(key, []).append(runs)
     fits = [fit(line, [_mean(torch.cat(values[line.key(size)])) for size in line.sizes]) for line in lines]
-    (folder / "rates.json").write_text(json.dumps(fits, indent=1) + "\n")
-    with (folder / "rates.csv").open("w", newline="") as file:
-        rows = [{"algorithm": f["algorithm"], "measure": f["measure"], "against": f["against"], **p} for f in fits for p in f["points"]]
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    atomic.write_json(folder / "rates.json", fits)
+    rows = [{"algorithm": f["algorithm"], "measure": f["measure"], "against": f["against"], **p} for f in fits for p in f["points"]]
+    atomic.write_table(folder / "rates.csv", list(rows[0]), rows)
     write_environment(folder, noise="simulation: seeded pseudo-random float noise")
     return fits
 

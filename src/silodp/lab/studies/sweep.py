@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.problem.problem import Problem
+from silodp.host import atomic
 from silodp.lab.simulation import connect
 from silodp.server.algorithms import find
 from silodp.server.order import Order
@@ -174,7 +175,7 @@ class Store:
         for path in sorted({*folder.glob("results*.csv"), self.path}):
             rows = _finished(path) if path.exists() else []
             if path == self.path:
-                _rewrite(path, rows)
+                atomic.write_table(path, COLUMNS, rows)
             self.rows += [r for r in rows if (r["unit"], int(r["trial"])) not in self.done]
             self.done |= {(r["unit"], int(r["trial"])) for r in rows}
 
@@ -198,15 +199,6 @@ def _finished(path: Path) -> list[dict[str, str]]:
         rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
     closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
     return [r for r in rows if (r["unit"], r["trial"]) in closed]
-
-
-def _rewrite(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    temporary = path.with_suffix(".part")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, path)
 
 
 class Sweep(Protocol):

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.query import Query
 from silodp.core.statistics.gram import Gram
+from silodp.host import atomic
 from silodp.server.federation import Measured, Port
 
 NAME = "moments.safetensors"
@@ -59,7 +60,7 @@ class Keeping:
             if isinstance(gram := query.statistic, Gram):
                 about = {"features": gram.features, "classes": gram.classes, "cap": gram.cap, "bound": float(gram.bound)}
                 tensors = {name: part.double().cpu().contiguous() for name, part in found._asdict().items()}
-                save_file(tensors, folder / NAME, metadata={"gram": json.dumps(about)})
+                atomic.write(folder / NAME, save(tensors, metadata={"gram": json.dumps(about)}), mode=0o644)
 
 
 def bought(folder: Path) -> Bought:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from silodp.core.errors import BadInput, Refused
-    from silodp.core.features.frozen import frozen
     from silodp.core.mechanisms import Gaussian
     from silodp.core.privacy.accounting import Budget
     from silodp.core.problem.problem import Problem
     from silodp.core.query import Query, Release
     from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
     from silodp.core.statistics import Grad, GradDiff, LocalSteps
+    from silodp.host.frozen import frozen
     from silodp.lab.estimator import Classifier, Regressor
     from silodp.lab.frames import train
     from silodp.lab.simulation import simulate
@@ -48,7 +48,7 @@ _HOME = {
     "Release": "core.query",
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
-    "frozen": "core.features.frozen",
+    "frozen": "host.frozen",
     "simulate": "lab.simulation",
     "train": "lab.frames",
 }

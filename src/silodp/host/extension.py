@@ -18,7 +18,14 @@ from silodp.core.extension import MODULE, is_file, parse
 
 
 def load(text: str) -> Any:
-    """What FILE.py calls NAME. The file is run once in a process, under a name of its own; BadInput says in a sentence what is wrong."""
+    """What FILE.py calls NAME, or the constants of a map of features that ships.
+
+    The file is run once in a process, under a name of its own; BadInput says in a sentence what is wrong.
+    """
+    if not is_file(text):
+        from silodp.host.shipped import constants  # needs torch
+
+        return constants(text)
     return named(_module(str(Path(parse(text)[0]).resolve())), text)
 
 
@@ -35,7 +42,7 @@ def ran(text: str) -> str:
 
 
 def file_hash(text: str) -> str:
-    """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships."""
+    """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships: a definition has a model's shapes, but not what its `forward` does."""
     path = Path(parse(text)[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if is_file(text) and path.is_file() else ""
 

@@ -25,7 +25,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
 from silodp.core.mechanisms import Shuffled
 from silodp.engine import native
-from silodp.host.extension import named, run
+from silodp.host.extension import load, named, run
 
 PACKAGES = ("silodp", "torch", "numpy", "scipy", "dp-accounting")
 IMPORTED = (sys.stdlib_module_names - {"importlib", "imp", "pkgutil", "runpy", "zipimport"}) | {"silodp", "torch", "numpy", "scipy"}
@@ -40,6 +40,8 @@ class Code:
         self.sha256: dict[str, str] = {}
 
     def load(self, text: str) -> Any:
+        if not is_file(text):
+            return load(text)
         path = parse(text)[0]
         try:
             found = Path(path).read_bytes()

@@ -1,6 +1,8 @@
 """The maps that ship, and a user's: functions of one record alone, named by what they are."""
 
 import hashlib
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from silodp.core.features import maps
 from silodp.core.features.feature_map import feature_map
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.task import Task
+from silodp.host import shipped
 from silodp.host.extension import load
 
 PICTURES = torch.rand(7, 3 * 32 * 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -77,7 +80,7 @@ def test_records_that_are_no_pictures_are_refused():
 
 @pytest.mark.parametrize("name", maps.NAMES)
 def test_constants_are_those_that_were_learnt_from_public_pictures(name):
-    data = (maps.HERE / "constants" / f"{name}.safetensors").read_bytes()
+    data = (shipped.HERE / f"{name}.safetensors").read_bytes()
     assert hashlib.sha256(data).hexdigest() == CONSTANTS[name]
 
 
@@ -88,12 +91,19 @@ def test_a_definition_names_the_map_its_width_and_its_code(monkeypatch, tmp_path
     assert "features silodp.photo:64 sha256 " in definition("photo:64")
     assert definition("photo:64") != definition("photo:65")
     before = definition("photo:64")
-    (tmp_path / "constants").mkdir()
-    for file in (*maps.HERE.glob("*.py"), *maps.HERE.glob("constants/*")):
-        (tmp_path / file.relative_to(maps.HERE)).write_bytes(file.read_bytes())
     (tmp_path / "pictures.py").write_text("another")
-    monkeypatch.setattr(maps, "HERE", tmp_path)
+    monkeypatch.setattr(shipped, "CODE", (tmp_path / "pictures.py", *shipped.CODE[1:]))
+    shipped.constants.cache_clear()
     assert definition("photo:64") != before
+    monkeypatch.undo()
+    shipped.constants.cache_clear()
+    assert definition("photo:64") == before
+
+
+def test_core_reads_no_file():
+    reads = re.compile(r"\bopen\(|read_bytes|read_text|load_file|importlib\.resources|pkgutil\.get_data|np\.load|torch\.load")
+    root = Path(silodp.__file__).parent / "core"
+    assert [str(path) for path in root.rglob("*.py") if reads.search(path.read_text())] == []
 
 
 ENCODER = """

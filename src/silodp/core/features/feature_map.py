@@ -22,19 +22,21 @@ class FeatureMap:
     """A public function of one record's raw features, the same for every record and fixed before any is seen."""
 
     text: str
-    function: Callable[[Tensor], Tensor] | None
-    """None: a map that ships."""
+    function: Callable[[Tensor], Tensor] | maps.Constants
+    """Of a map that ships, its constants."""
     shape: tuple[int, ...] = ()
     """Of a picture, where a schema says so."""
 
     @property
     def source(self) -> str:
         """What names the function in a problem's definition: the hash of its file, and its name."""
-        return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}" if self.function else maps.source(self.text)
+        if isinstance(self.function, maps.Constants):
+            return maps.source(self.text, self.function)
+        return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}"
 
     def width(self, features: int) -> int:
         """The number of features that it makes of so many; a user's function is tried on zeros."""
-        if self.function:
+        if not isinstance(self.function, maps.Constants):
             return self.of(torch.zeros(1, features)).shape[1]
         maps.shape_of(features, self.shape)
         return maps.parse(self.text)[1]
@@ -45,7 +47,7 @@ class FeatureMap:
         A user's function is shown each row alone; a map that ships has a record's features depend on that record alone by its arithmetic.
         """
         try:
-            found = self._alone(self.function, x) if self.function else self._shipped(x)
+            found = self._shipped(self.function, x) if isinstance(self.function, maps.Constants) else self._alone(self.function, x)
         except BadInput:
             raise
         except Exception as error:
@@ -58,20 +60,19 @@ class FeatureMap:
         rows = [torch.as_tensor(function(row.clone()), dtype=x.dtype) for row in x]
         return torch.stack(rows) if rows else x
 
-    def _shipped(self, x: Tensor) -> Tensor:
+    def _shipped(self, constants: maps.Constants, x: Tensor) -> Tensor:
         shape, parts = maps.shape_of(x.shape[1], self.shape), []
         for start in range(0, len(x), CHUNK):
             part = x[start : start + CHUNK]
             whole = torch.cat([part, part.new_zeros(CHUNK - len(part), part.shape[1])]).float()
-            parts.append(maps.of(self.text, whole.reshape(CHUNK, *shape))[: len(part)].to(x.dtype))
+            parts.append(maps.of(self.text, whole.reshape(CHUNK, *shape), constants)[: len(part)].to(x.dtype))
         return torch.cat(parts) if parts else x.new_zeros(0, maps.parse(self.text)[1])
 
 
 def feature_map(text: str, load: Callable[[str], Any], shape: tuple[int, ...] = ()) -> FeatureMap:
-    """The map that the words name, for pictures of `shape` where that is known; `load` finds what FILE.py calls NAME."""
+    """The map that the words name, for pictures of `shape` where that is known; `load` finds what FILE.py calls NAME, and a shipped map's constants."""
     if not is_file(text):
-        maps.parse(text)
-        return FeatureMap(text, None, shape)
+        return FeatureMap(text, load(maps.parse(text)[0]), shape)
     function = approved(text, made(text, load))
     if not hasattr(function, "__call__"):  # noqa: B004
         raise BadInput(f"{text} is no function; it should take one record's features (k,) to others (m,)")

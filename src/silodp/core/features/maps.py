@@ -2,23 +2,20 @@
 
 Their constants were learnt from public pictures that scikit-learn and matplotlib embed (`silodp.lab.learn_features` says how), never from a
 silo's: centring, scaling and principal axes of a map that ships cost no budget. A definition names them by the hash of code and constants.
+Whoever loads a user's FILE.py loads the constants too: nothing is read here.
 """
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load
 from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.features import pictures
 
-HERE = Path(__file__).parent
 NORM = 3.0
 """Of every record's features: beside it the 1 of a model's offset takes little of what the clip allows."""
 MOST, USUAL = 256, 128
@@ -47,34 +44,33 @@ def shape_of(features: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-@cache
-def constants(name: str) -> dict[str, Tensor]:
-    return {key: value.float() for key, value in load((HERE / "constants" / f"{name}.safetensors").read_bytes()).items()}
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """A map's tensors, and the hash of them and of its code."""
+
+    tensors: dict[str, Tensor]
+    sha256: str
 
 
-def source(text: str) -> str:
+def source(text: str, constants: Constants) -> str:
     """What names the map in a problem's definition."""
     name, count = parse(text)
-    files = (HERE / "pictures.py", HERE / "maps.py", HERE / "constants" / f"{name}.safetensors")
-    return f"silodp.{name}:{count} sha256 {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+    return f"silodp.{name}:{count} sha256 {constants.sha256}"
 
 
-def of(text: str, x: Tensor) -> Tensor:
+def of(text: str, x: Tensor, constants: Constants) -> Tensor:
     """Features (n, M), of norm NORM each, of pictures (n, channels, height, width) within [-1, 1]."""
     name, count = parse(text)
-    if name == "photo":
-        return NORM * photo(x, count)
-    return NORM * digit(x)
+    return NORM * (photo(x, count, constants.tensors) if name == "photo" else digit(x, constants.tensors))
 
 
-def photo(x: Tensor, count: int) -> Tensor:
-    c = constants("photo")
+def photo(x: Tensor, count: int, c: dict[str, Tensor]) -> Tensor:
     seen = pictures.photo(pictures.sized(x, 3, 32), c["filters"], c["offset"])
     return _axes(seen, c, count)
 
 
-def digit(x: Tensor) -> Tensor:
-    c, ink = constants("digit"), pictures.inked(pictures.sized(x, 1, 28))
+def digit(x: Tensor, c: dict[str, Tensor]) -> Tensor:
+    ink = pictures.inked(pictures.sized(x, 1, 28))
     layers = [(c[f"weight{k}"], c[f"bias{k}"]) for k in range(4)]
     known = F.normalize((pictures.strokes(pictures.boxed(ink), layers) - c["strokes.centre"]) @ c["strokes.axes"])
     return torch.cat([known, _axes(pictures.edges(ink).flatten(1), c, 150)], 1) / 2**0.5

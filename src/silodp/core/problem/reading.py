@@ -56,10 +56,12 @@ class Reading(nn.Module):
         """What the model sees, (n, k) float32: the very numbers that it was trained on."""
         parts = [self._features(column, rows[:, j : j + 1]) for j, column in enumerate(self.schema.columns)]
         x = (torch.cat(parts, 1) if parts else rows).to(torch.float32)
-        if self.mapped and self.mapped.function:
-            x = torch.vmap(self.mapped.function)(x)
-        elif self.mapped:
-            x = maps.of(self.mapped.text, x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)))
+        if self.mapped:
+            own = self.mapped.function
+            if isinstance(own, maps.Constants):
+                x = maps.of(self.mapped.text, x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)), own)
+            else:
+                x = torch.vmap(own)(x)
         return (x - self.mean) / self.scale
 
     def forward(self, rows: Tensor) -> Tensor:

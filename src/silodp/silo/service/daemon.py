@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.extension import parse
+from silodp.core.extension import is_file, parse
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.person import present
@@ -35,6 +35,7 @@ from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
 from silodp.host.schema import load_schema
+from silodp.host.shipped import constants
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known, raw, read_table
@@ -111,11 +112,6 @@ def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
     return feature_map(place.feature_map, _approved(place), schema.shape if schema else ()) if place.feature_map else None
 
 
-def file_hash(path: str) -> str:
-    """SHA-256 of a file of code: the definition's hash covers a model's shapes and constants, but not what its `forward` does."""
-    return hashlib.sha256(_bytes(path)).hexdigest()
-
-
 def _bytes(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -134,6 +130,8 @@ def _approved(place: Place) -> Callable[[str], Any]:
             raise BadInput(f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but that of {path} is {found}")
 
     def load(text: str) -> Any:
+        if not is_file(text):
+            return constants(text)
         path = parse(text)[0]
         if path not in sources:
             raise BadInput(f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256")

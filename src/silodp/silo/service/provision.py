@@ -17,6 +17,7 @@ from silodp.core.extension import is_file
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 from silodp.host.atomic import new_files
+from silodp.host.extension import file_hash
 from silodp.host.keys import key_text, public
 from silodp.host.schema import load_schema
 from silodp.host.site import COMMENTS as SITE_COMMENTS
@@ -124,7 +125,7 @@ def provision(
     from silodp.silo.data.persons import said_of
     from silodp.silo.ledger.durable import DurableLedger, Identity
     from silodp.silo.ledger.view import rule_by_name
-    from silodp.silo.service.daemon import approved_problem, file_hash, find_schema, read_records
+    from silodp.silo.service.daemon import approved_problem, find_schema, read_records
     from silodp.silo.service.door import definition_hash
     from silodp.silo.service.policy import Place, Policy, Shuffling
 
@@ -137,7 +138,7 @@ def provision(
         if field not in COMMENTS:
             raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
     place = Place(**found | {k: v for k, v in changes.items() if k in own})
-    place = replace(place, **{f"{what}_sha256": file_hash(path) for what, (path, _) in place.code.items()})
+    place = replace(place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code})
     read_by = find_schema(place)
     own_data = read_records(place, read_by)
     (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)

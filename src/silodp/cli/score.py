@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
 Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
 Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
+Pays = Annotated[list[str] | None, typer.Option("--epsilon", help="What each silo pays: a number, or NAME=NUMBER for one silo.")]
+Delta = Annotated[list[str] | None, typer.Option("--delta", help="As epsilon; 1/n^2 of each silo by default.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the noise: for research only.")]
+Charge = Annotated[float, typer.Option("--epsilon", help="What each silo pays for it; its ledger adds it to everything before.")]
+Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")]
 REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
 SAID = (
     "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
@@ -45,7 +50,7 @@ def evaluate(
     epsilon: Price = "1",
     bins: Bins = 10,
     cap: Cap = 4.0,
-    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """How good a run's model is on held-out records, by one priced release of each silo: loss, accuracy, AUC, or errors of a number,
@@ -77,9 +82,9 @@ def profile(
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo; cells may be missing.")] = None,
     label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
-    epsilon: Annotated[list[str] | None, typer.Option(help="What each silo pays: a number, or NAME=NUMBER for one silo.")] = None,
-    delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    epsilon: Pays = None,
+    delta: Delta = None,
+    seed: Seed = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -87,8 +92,6 @@ def profile(
 
     Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
     from silodp.lab.scoring import profile_data
     from silodp.lab.source import Source
     from silodp.server.order import Order
@@ -100,8 +103,7 @@ def profile(
     if as_json:
         return dump(answer)
     _show_profile(answer)
-    for paid in answer["silos"]:
-        say(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+    _show_charged(answer["silos"])
 
 
 Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
@@ -110,10 +112,10 @@ Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve o
 def survival(
     schema: Annotated[Path | None, typer.Option(help="The public schema of the files, in TOML, whose label is a survival time.")] = None,
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo.")] = None,
-    epsilon: Annotated[list[str] | None, typer.Option(help="What each silo pays: a number, or NAME=NUMBER for one silo.")] = None,
-    delta: Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")] = None,
+    epsilon: Pays = None,
+    delta: Delta = None,
     page: Page = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes the noise: for research only.")] = None,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """A private Kaplan-Meier curve over all silos, by one question: how many had the event, or were lost, in each of the public time bins.
@@ -122,8 +124,6 @@ def survival(
 
     Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page curve.html`
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
     from silodp.lab.scoring import survival_data
     from silodp.lab.source import Source
     from silodp.server.order import Order
@@ -132,8 +132,7 @@ def survival(
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
     if _show_survival(answer, page, as_json):
-        for paid in answer["silos"]:
-            say(f"{paid['name']}: epsilon {shown(paid['spent_epsilon'])} at delta {rounded_up(paid['delta'])} for this.")
+        _show_charged(answer["silos"])
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -142,11 +141,11 @@ def survival(
 @federation.command("evaluate")
 def federation_evaluate(
     folder: Folder = Path("federation"),
-    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
+    epsilon: Charge = 1.0,
     run: Annotated[Path | None, typer.Option(help="The run's folder; the last one by default.")] = None,
     bins: Bins = 10,
     cap: Cap = 4.0,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    deadline: Deadline = 60.0,
     model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
     prox: Annotated[str, typer.Option(help="The server's own copy of a prox FILE.py:NAME.")] = "zero",
     project: Project = None,
@@ -203,8 +202,8 @@ def federation_evaluate(
 @federation.command("profile")
 def federation_profile(
     folder: Folder = Path("federation"),
-    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    epsilon: Charge = 1.0,
+    deadline: Deadline = 60.0,
     as_json: Json = False,
 ) -> None:
     """Private means, deviations, ranges, missing rates and class counts of what the silos train on; their policies must allow it.
@@ -231,8 +230,8 @@ def federation_profile(
 @federation.command("survival")
 def federation_survival(
     folder: Folder = Path("federation"),
-    epsilon: Annotated[float, typer.Option(help="What each silo pays for it; its ledger adds it to everything before.")] = 1.0,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a silent silo is left out.")] = 60.0,
+    epsilon: Charge = 1.0,
+    deadline: Deadline = 60.0,
     page: Page = None,
     as_json: Json = False,
 ) -> None:
@@ -283,7 +282,12 @@ def _show_charged(silos: Sequence[dict]) -> None:
     from silodp.core.privacy.accounting import rounded_up
 
     for silo in silos:
-        say(f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest.")
+        if "spent_epsilon" in silo:
+            say(f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta {rounded_up(silo['delta'])} for this.")
+        else:
+            say(
+                f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
+            )
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The shuffler's role without I/O: boxes in, one total out. The separate counts live in this file's functions, and end there.
 
-Counts only: a shuffler of literal bits (`core.shuffle.shuffle_bits`) is for simulation, since a permutation of bits tells the server no more
+Counts only: a shuffler of literal bits is for tests, since a permutation of bits tells the server no more
 than their sum, and takes d K (g + b) bits a silo.
 
 **Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster, claim at most `largest` records and have the

@@ -16,6 +16,38 @@ from silodp.core.privacy.binomial import epsilon, gaussian_epsilon
 MNIST = {"contributions": 30_000, "dimension": 3_394}
 
 
+# --- the paper's protocol to the letter, bit by bit -------------------------------------------------------------------------------
+
+
+def randomize_bits(values: np.ndarray, clip: float, parameters: Parameters, random_bytes) -> np.ndarray:
+    """R_vec, literal: (K, d) records to bits (K, d, g + b), of which rounded value + Bin(b, p) are ones."""
+    ones = sh.rounded(values, clip, parameters, random_bytes)
+    ones += sh.binomial(random_bytes, parameters.noise_bits, parameters.p, ones.size).reshape(ones.shape)
+    return np.arange(parameters.bits) < ones[..., None]
+
+
+def shuffle_bits(messages: list[np.ndarray], random_bytes) -> np.ndarray:
+    """S, literal: all messages (K_i, d, g + b) to (d, bits), each coordinate's bits in an order of its own, every order equally likely."""
+    pooled = np.concatenate([np.moveaxis(bits, 1, 0).reshape(bits.shape[1], -1) for bits in messages], axis=1)
+    return np.stack([row[_permutation(len(row), random_bytes)] for row in pooled])
+
+
+def _permutation(n: int, random_bytes) -> np.ndarray:
+    """The ranks of n random keys, all drawn again if two are equal: exactly uniform."""
+    while True:
+        keys = np.frombuffer(random_bytes(8 * n), dtype="<u8")
+        order = np.argsort(keys)
+        if np.all(np.diff(keys[order]) > 0):
+            return order
+
+
+def analyze_bits(shuffled: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
+    """A_vec from shuffled bits (d, m (g + b))."""
+    if shuffled.shape[1] != contributions * parameters.bits:
+        raise BadInput(f"{shuffled.shape[1]} bits for a coordinate; {contributions} contributions send {contributions * parameters.bits}")
+    return sh.analyze_counts(shuffled.sum(axis=1, dtype=np.int64), clip, contributions, parameters)
+
+
 def simulated(seed: int):
     return np.random.default_rng(seed).bytes
 
@@ -64,7 +96,7 @@ SMALL = [
 def literal_total(silo, clip, parameters):
     records, dimension = np.shape(silo)
     return law(
-        lambda source: tuple(int(v) for v in sh.randomize_bits(np.array(silo), clip, parameters, source).sum(axis=(0, 2))),
+        lambda source: tuple(int(v) for v in randomize_bits(np.array(silo), clip, parameters, source).sum(axis=(0, 2))),
         quarters(records * dimension),
         coins(parameters.noise_bits, parameters.p, records * dimension),
     )
@@ -114,14 +146,14 @@ def test_the_mean_is_unbiased_with_the_variance_promised(silos, clip, parameters
 def test_every_order_of_the_bits_is_equally_likely():
     message = np.array([[[True, False, False]]])
     keys = [np.array(order, dtype="<u8").tobytes() for order in itertools.permutations(range(3))]
-    orders = law(lambda source: tuple(int(b) for b in sh.shuffle_bits([message], source)[0]), keys)
+    orders = law(lambda source: tuple(int(b) for b in shuffle_bits([message], source)[0]), keys)
     assert orders == {(1, 0, 0): Fraction(1, 3), (0, 1, 0): Fraction(1, 3), (0, 0, 1): Fraction(1, 3)}
 
 
 def test_equal_keys_are_drawn_again():
     """Ties would keep the order in which messages came."""
     answers = iter([np.array([5, 5, 1], dtype="<u8").tobytes(), np.array([9, 5, 1], dtype="<u8").tobytes()])
-    assert list(sh._permutation(3, lambda n: next(answers))) == [2, 1, 0]
+    assert list(_permutation(3, lambda n: next(answers))) == [2, 1, 0]
 
 
 # --- the whole protocol ---------------------------------------------------------------------------------------------------------
@@ -136,8 +168,8 @@ def test_both_protocols_end_to_end_agree_with_the_promised_variance():
     source = simulated(8)
     literal, counts = [], []
     for _ in range(runs):
-        shuffled = sh.shuffle_bits([sh.randomize_bits(s, clip, parameters, source) for s in silos], source)
-        literal.append(sh.analyze_bits(shuffled, clip, 12, parameters))
+        shuffled = shuffle_bits([randomize_bits(s, clip, parameters, source) for s in silos], source)
+        literal.append(analyze_bits(shuffled, clip, 12, parameters))
         total = sh.add_counts([sh.randomize_counts(s, clip, parameters, source) for s in silos])
         counts.append(sh.analyze_counts(total, clip, 12, parameters))
     promised = sh.variance(parameters, 12, clip, records)
@@ -181,7 +213,7 @@ def test_totals_that_the_contributions_cannot_make_are_refused():
     with pytest.raises(BadInput, match=r"outside 0 \.\. 20"):
         sh.analyze_counts(np.array([3, 21]), 1.0, 4, parameters)
     with pytest.raises(BadInput, match="4 contributions send 20"):
-        sh.analyze_bits(np.zeros((2, 25), dtype=bool), 1.0, 4, parameters)
+        analyze_bits(np.zeros((2, 25), dtype=bool), 1.0, 4, parameters)
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 0.5), (1, -1, 0.5), (1, 1, 0.3), (1, 1, 1.0)])

@@ -223,25 +223,3 @@ def test_orders_outside_the_proof_and_noise_too_wide_are_refused():
         divergence_per_square(BinomialSum(1000, 0.5, 2, 1), 1.5, 1e-9)
     with pytest.raises(BadInput, match="too wide"):
         epsilon([(BinomialSum(2**42, 0.5, 2, 1), 1)], 1e-9)
-
-
-# --- other noise ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variance", [60, 400])
-def test_the_published_bounds_hold_for_exact_skellam_and_discrete_gaussian_noise(variance):
-    release, delta = BinomialSum(4 * variance, 0.5, 8, 1), 1e-5
-    z, k = np.arange(-20 * int(math.sqrt(variance)), 20 * int(math.sqrt(variance)) + 1), 9  # a shift by g, and 1 more by rounding
-    gauss = np.exp(-(z**2) / (2 * variance))
-    for pmf, bound in (
-        (stats.skellam.pmf(z, variance / 2, variance / 2), bi.skellam_epsilon(release, 1, delta)),
-        (gauss / gauss.sum(), bi.discrete_gaussian_epsilon(release, 1, delta)),
-    ):
-        assert delta_at(bound, [(pmf[k:], pmf[:-k])]) <= delta < delta_at(0.7 * bound, [(pmf[k:], pmf[:-k])])
-
-
-def test_shares_of_the_discrete_gaussian_cost_no_less_and_need_half_a_unit_each():
-    release = BinomialSum(4_000, 0.5, 20, 5)
-    one, many = (bi.discrete_gaussian_epsilon(release, 3, 1e-6, parties) for parties in (1, 1500))
-    assert one < many < math.inf
-    assert bi.discrete_gaussian_epsilon(release, 3, 1e-6, 4001) == math.inf

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import RENYI_ORDERS, Budget, gdp_epsilon, gdp_mu, renyi_conversion
+from silodp.core.privacy.accounting import RENYI_ORDERS, Budget, gdp_mu, renyi_conversion
 from silodp.core.privacy.tuning import (
     GaussianRun,
     PoissonRepetitions,
     TruncatedNegativeBinomial,
-    composed_mu,
     draw,
     drawn_apart,
     repetitions_by_name,
@@ -167,13 +166,6 @@ def test_whoever_sees_every_run_learns_more_than_the_selection_bound_says():
     assert math.log(sum(moments)) / (order - 1) > 5 * law.rdp(run, order)
 
 
-def test_runs_that_are_all_seen_compose_to_the_budget_and_no_more():
-    budget = Budget(2.0, 1e-5)
-    for runs in (1, 4, 25):
-        assert gdp_epsilon(composed_mu(budget, runs) * math.sqrt(runs), budget.delta) == pytest.approx(2.0, rel=1e-9)
-    assert composed_mu(budget, 4) == gdp_mu(budget) / 2
-
-
 @pytest.mark.parametrize("law", [PoissonRepetitions(10.0), TruncatedNegativeBinomial(1.0, 0.1)], ids=str)
 def test_the_runs_of_a_selection_fill_the_budget_and_no_more(law):
     budget = Budget(3.0, 1e-6)
@@ -182,7 +174,7 @@ def test_the_runs_of_a_selection_fill_the_budget_and_no_more(law):
         assert selected_epsilon(law, GaussianRun(mu), budget.delta, beside=beside) <= 3.0
         assert selected_epsilon(law, GaussianRun(mu * 1.001), budget.delta, beside=beside) > 3.0
         assert mu < gdp_mu(budget)
-    assert selected_mu(law, budget) > composed_mu(budget, 10)  # that is what a trusted curator buys
+    assert selected_mu(law, budget) > gdp_mu(budget) / math.sqrt(10)  # that is what a trusted curator buys
 
 
 @pytest.mark.parametrize("text", ["poisson:0.5", "poisson:inf", "geometric:1", "tnb:-1:0.1", "tnb:1:0", "tnb:1", "binomial:3", "poisson:x"])

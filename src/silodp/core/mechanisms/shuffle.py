@@ -11,13 +11,13 @@ All randomness comes from `random_bytes(n) -> n bytes`, uniform and independent:
 shuffler, `numpy.random.Generator.bytes` in simulation. Rounding and noise are exact in law: no float decides a coin.
 
 Whoever sees one sender's message sees it under that sender's own noise only. The shuffler sees a silo's counts under Bin(K b, p); a silo
-that sends literal bits must permute its own K (g + b) bits of a coordinate first (`shuffle_bits`), or each record stands under Bin(b, p).
+that sends literal bits must permute its own K (g + b) bits of a coordinate first, or each record stands under Bin(b, p).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,36 +105,11 @@ def rounded(values: np.ndarray, clip: float, parameters: Parameters, random_byte
     return (scaled + theta.astype(np.int64)) >> _FRACTION_BITS
 
 
-def randomize_bits(values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes) -> np.ndarray:
-    """R_vec, literal: (K, d) records to bits (K, d, g + b), of which rounded value + Bin(b, p) are ones."""
-    ones = rounded(values, clip, parameters, random_bytes)
-    ones += binomial(random_bytes, parameters.noise_bits, parameters.p, ones.size).reshape(ones.shape)
-    return np.arange(parameters.bits) < ones[..., None]
-
-
 def randomize_counts(values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes) -> np.ndarray:
     """R_vec, counts: (K, d) records of one silo to d integers, the sum of the records' rounded values plus Bin(K b, p)."""
     ones = rounded(values, clip, parameters, random_bytes)
     records, dimension = ones.shape
     return ones.sum(axis=0) + binomial(random_bytes, records * parameters.noise_bits, parameters.p, dimension)
-
-
-# --- shuffler -------------------------------------------------------------------------------------------------------------------
-
-
-def shuffle_bits(messages: Sequence[np.ndarray], random_bytes: RandomBytes) -> np.ndarray:
-    """S, literal: all messages (K_i, d, g + b) to (d, bits), each coordinate's bits in an order of its own, every order equally likely."""
-    pooled = np.concatenate([np.moveaxis(bits, 1, 0).reshape(bits.shape[1], -1) for bits in messages], axis=1)
-    return np.stack([row[_permutation(len(row), random_bytes)] for row in pooled])
-
-
-def _permutation(n: int, random_bytes: RandomBytes) -> np.ndarray:
-    """The ranks of n random keys, all drawn again if two are equal: exactly uniform."""
-    while True:
-        keys = np.frombuffer(random_bytes(8 * n), dtype="<u8")
-        order = np.argsort(keys)
-        if np.all(np.diff(keys[order]) > 0):
-            return order
 
 
 # --- analyzer -------------------------------------------------------------------------------------------------------------------
@@ -150,24 +125,12 @@ def mean_in_total(total, clip, contributions: int, levels, noise_bits, p: float)
     return (sum_in_total(total, 2 * clip, contributions, levels, noise_bits, p) - contributions * clip) / contributions
 
 
-def analyze_sum(total: np.ndarray, span: float, contributions: int, parameters: Parameters) -> np.ndarray:
-    """A_1D from the number of ones."""
-    return sum_in_total(total, span, contributions, parameters.levels, parameters.noise_bits, parameters.p)
-
-
 def analyze_counts(total: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
     """A_vec from the totals, which are checked."""
     total = np.asarray(total)
     if contributions < 1 or total.min() < 0 or total.max() > contributions * parameters.bits:
         raise BadInput(f"a total lies outside 0 .. {contributions * parameters.bits}, the range of {contributions} contributions")
     return mean_in_total(total, clip, contributions, parameters.levels, parameters.noise_bits, parameters.p)
-
-
-def analyze_bits(shuffled: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
-    """A_vec from shuffled bits (d, m (g + b))."""
-    if shuffled.shape[1] != contributions * parameters.bits:
-        raise BadInput(f"{shuffled.shape[1]} bits for a coordinate; {contributions} contributions send {contributions * parameters.bits}")
-    return analyze_counts(shuffled.sum(axis=1, dtype=np.int64), clip, contributions, parameters)
 
 
 def variance(parameters: Parameters, contributions: int, clip: float, values: np.ndarray | None = None) -> np.ndarray:

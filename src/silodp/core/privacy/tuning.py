@@ -218,13 +218,6 @@ def selected_mu(repetitions: Repetitions, budget: Budget, *, beside: float = 0.0
     return _largest(fits, gdp_mu(budget), f"epsilon = {budget.epsilon:g} does not pay for choosing among {repetitions.mean:.3g} runs")
 
 
-def composed_mu(budget: Budget, runs: int) -> float:
-    """mu of each of so many runs, all of them seen, that together fill the budget: mu^2 adds up, whoever chooses and however."""
-    if runs < 1:
-        raise BadInput(f"there are {runs} runs; at least 1 is needed")
-    return gdp_mu(budget) / math.sqrt(runs)
-
-
 def _largest(fits: Callable[[float], bool], high: float, refusal: str) -> float:
     low = high * 1e-4
     if not fits(low):

@@ -90,11 +90,6 @@ class Declined:
 Outcome = Passed | Declined
 
 
-def request_length(dimension: int, boxes: int) -> int:
-    """Bytes of a request's frame."""
-    return frames.OVERHEAD + _REQUEST.size + boxes * box_length(dimension)
-
-
 def outcome_length(dimension: int, boxes: int) -> int:
     """Bytes of the longest frame that answers so many boxes."""
     return frames.OVERHEAD + _PASSED.size + 8 * dimension + boxes * _DROP.size

@@ -8,9 +8,11 @@ Exact accounting (PAPER-NOTES section 3) needs less noise for the same guarantee
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, floor, inf, log, log2, sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from silodp.core.errors import BadInput
+
+Theorem = TypeVar("Theorem")
 
 _SYMBOL = {"lipschitz": "L", "smoothness": "beta", "pl": "mu, the proximal-PL constant", "gap": "Delta, a bound on F(w_0) - F*"}
 _COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
@@ -259,9 +261,13 @@ _ALGORITHMS = {"prox-sgd": prox_sgd, "prox-svrg": prox_svrg, "prox-pl-svrg": pro
 
 def prescribe(algorithm: str, constants: Constants) -> Prescription:
     """The theorem of `algorithm` (prox-sgd, prox-svrg, prox-pl-svrg, spider) at these constants."""
-    if algorithm not in _ALGORITHMS:
-        raise BadInput(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}.")
-    return _ALGORITHMS[algorithm](constants)
+    return theorem_of(algorithm, _ALGORITHMS)(constants)
+
+
+def theorem_of(algorithm: str, theorems: Mapping[str, Theorem]) -> Theorem:
+    if algorithm not in theorems:
+        raise BadInput(f"algorithm must be one of {', '.join(theorems)}, got {algorithm!r}.")
+    return theorems[algorithm]
 
 
 def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, expm1, floor, log, log1p, log2, sqrt
 
-from silodp.core.errors import BadInput
 from silodp.core.mechanisms import shuffle
 from silodp.core.privacy.accounting import root
-from silodp.core.theory.isrl import EXCHANGEABLE, KINDS, Constants, LowerBound, Prescription, least_error
+from silodp.core.theory.isrl import EXCHANGEABLE, KINDS, Constants, LowerBound, Prescription, least_error, theorem_of
 
 LARGEST_EPSILON = 15.0
 """Where the proof of P_vec ends; a call that may spend more is run at this."""
@@ -278,9 +277,7 @@ _ALGORITHMS = {"prox-sgd": prox_sgd, "prox-svrg": prox_svrg, "prox-pl-svrg": pro
 
 def prescribe(algorithm: str, constants: Constants) -> ShufflePrescription:
     """The SDP theorem of `algorithm` (prox-sgd, prox-svrg, prox-pl-svrg, spider) at these constants."""
-    if algorithm not in _ALGORITHMS:
-        raise BadInput(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}.")
-    return _ALGORITHMS[algorithm](constants)
+    return theorem_of(algorithm, _ALGORITHMS)(constants)
 
 
 def lower_bound(constants: Constants, kind: str) -> LowerBound:

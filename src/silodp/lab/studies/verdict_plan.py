@@ -93,6 +93,8 @@ class Condition:
     optimiser: str = "sgd"
     """Of Local SGD's steps: the file makes a second optimiser, Adam, which replaces the first."""
     curves: tuple[str, ...] = ("mb-sgd", "spider", "alternate", "local-sgd")
+    span: tuple[float, float, int] | None = None
+    """Of steps, where it is another than the figure's."""
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -107,6 +109,14 @@ CONDITIONS: dict[str, Condition] = {
         Condition("linear", "with steps evenly spaced on the linear scale", log=False, curves=("mb-sgd", "spider", "alternate")),
         Condition("adam", "with Adam for Local SGD's steps", optimiser="adam", curves=("local-sgd",)),
         Condition("open", "without noise", noise="none"),
+        Condition(
+            "wide",
+            "without noise, on full batches and with larger steps",
+            "full",
+            noise="none",
+            curves=("mb-sgd", "alternate"),
+            span=(-2, 4, 13),
+        ),
     )
 }
 """What a condition does not change is read from where it is run: MB-SGD has no differences to clip, and the file's constants are the text's but for
@@ -165,7 +175,7 @@ def local_count(figure: Figure, counts: tuple[int, ...]) -> int:
 
 def grid(figure: Figure, condition: Condition, arm: Arm) -> list[dict[str, float]]:
     """Every setting that is tried."""
-    span = figure.local_span if arm.curve == "local-sgd" and figure.local_span else figure.span
+    span = condition.span or (figure.local_span if arm.curve == "local-sgd" and figure.local_span else figure.span)
     axes: dict[str, tuple[float, ...]] = {"step": spaced(*span, log=condition.log), "clip": figure.clips}
     if arm.curve in ("spider", "alternate") and condition.form != "each":
         axes["slope"] = figure.slopes

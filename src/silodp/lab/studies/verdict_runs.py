@@ -49,7 +49,7 @@ def split_of(dataset: str, trial: int, data_dir: Path | None, device: str, recor
     split = DATASETS[dataset].of(trial, data_dir)
     if records is not None:
         train, silos = split.train, len(split.train)
-        few = Records(train.x[:, :records], train.y[:, :records], (records,) * silos, train.names)
+        few = Records(train.x[:, :records].clone(), train.y[:, :records].clone(), (records,) * silos, train.names)
         kept = torch.cat([torch.nonzero(split.test_y == k).flatten()[: records // 4] for k in range(split.classes)])
         split = replace(split, train=few, test_x=split.test_x[kept], test_y=split.test_y[kept])
     return split.to(device)

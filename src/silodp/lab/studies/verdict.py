@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,10 @@ SPEED = {
     ("step", "cpu"): 5e5,
 }
 """Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local SGD, steps of one network."""
+
+
+GRACE = 40.0
+"""Seconds after its time in which picked settings are still begun: they are few, and without them what they were picked from says nothing."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
         tasks: dict[str, list[tuple]] = {"cpu": [], "cuda": []}
         for unit in left:
             if unit.picked is picked and not (picked and any(not job.path(u).exists() for u in _before(unit, wanted))):
-                tasks[job.device(unit, gpu)].append((job, unit, job.device(unit, gpu)))
+                one = replace(job, until=job.until + GRACE) if picked else job
+                tasks[job.device(unit, gpu)].append((one, unit, job.device(unit, gpu)))
         for _ in spread(_work, tasks["cpu"], tasks["cuda"], tick=tick):
             pass
     return [unit for unit in wanted if not job.path(unit).exists()]

@@ -186,6 +186,20 @@ def test_figures_are_named_by_the_schemas_task(tmp_path, label, model, figures):
     assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == figures
 
 
+def test_a_run_through_a_shuffler_is_scored_by_a_total_that_costs_what_was_ordered(tmp_path):
+    files = [word for k in range(2) for word in ("--silo", write_csv(tmp_path / f"{k}.csv", 400, k))]
+    told = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--scale", "none", "--trust", "shuffle", "--held-out", 0.5)
+    silodp("train", *files, *told, "--out", tmp_path / "run")
+    answer = silodp("evaluate", tmp_path / "run", "--epsilon", 2, "--seed", 1)
+    assert answer["trust"] == "shuffle"
+    assert [(row["name"], row["held_out"]) for row in answer["scores"]] == [("all", 400)]
+    for silo, both in zip(answer["silos"], answer["in_all"], strict=True):
+        assert 1.8 < silo["spent_epsilon"] <= silo["epsilon"] == 2
+        assert both["epsilon"] > silo["spent_epsilon"]
+    least = silodp("evaluate", tmp_path / "run", "--epsilon", 2, "--seed", 1)["scores"][0]["figures"]["accuracy"]
+    assert least["value"] != answer["scores"][0]["figures"]["accuracy"]["value"], "another evaluation has noise of its own"
+
+
 def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     files = write_csv(tmp_path / "a.csv", 300, 0)
     silodp(

@@ -41,7 +41,8 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder, setting = home / "f", ("--algorithm", "mb-sgd", "--rounds", 3, "--epsilon", EPSILON)
     up = ("up", "--folder", str(folder), "--engine", "direct", "--data", "wbcd", "--model", "logistic", "--trust", trust, "--epsilon", "10")
-    subprocess.run([sys.executable, "-m", "silodp.cli", "federation", *up], capture_output=True, check=True)
+    held = ("--held-out", "0.3") if trust == "shuffle" else ()
+    subprocess.run([sys.executable, "-m", "silodp.cli", "federation", *up, *held], capture_output=True, check=True)
     try:
         code, told, err = silodp("federation", "run", "--folder", folder, *setting)
         assert (code, err) == (0, "")
@@ -85,9 +86,30 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
             assert f"own counts: epsilon {local[name]}." in text if to_whom else "own counts" not in text
             assert "3 questions" in text
             assert HOLDS in text
+        if trust == "shuffle":
+            _scored_through_the_shuffler(silodp, folder, ledgers)
     finally:
         assert silodp("federation", "down", "--folder", folder)[0] == 0
     shutil.rmtree(home)
+
+
+def _scored_through_the_shuffler(silodp, folder, ledgers):
+    """One total of all held-out records; asked again it is the same total, at no further price."""
+    before = [ledger.spent() for ledger in ledgers.values()]
+    first, again = (json.loads(silodp("federation", "evaluate", "--folder", folder, "--epsilon", 4, "--json")[1]) for _ in range(2))
+    assert first == again
+    assert first["trust"] == "shuffle"
+    assert [(row["name"], row["held_out"]) for row in first["scores"]] == [("all", 135)]
+    assert first["scores"][0]["figures"]["accuracy"]["noise"] < 0.03
+    assert first["scores"][0]["figures"]["accuracy"]["value"] > 0.6
+    for ledger, spent in zip(ledgers.values(), before, strict=True):
+        charges = [json.loads(entry.event) for entry in ledger.entries() if entry.act == "charge"]
+        assert len(charges) == 4
+        assert (charges[-1]["contributions"], charges[-1]["dimension"]) == (sum(RECORDS.values()), 3 + 20)
+        assert 4 * 0.9 < ledger.spent() < spent + 4
+    page = plain(report(runs.read(folder / "runs/1")))
+    assert "135 held-out records, by private releases" in page
+    assert len((folder / "runs/1/evaluations.jsonl").read_text().splitlines()) == 1
 
 
 def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(silodp, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ from silodp.core.problem.schema import Schema
 if TYPE_CHECKING:
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
-    from silodp.server.federation import Federation
+    from silodp.server.federation import Channel, Federation
 
 
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
@@ -39,6 +39,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the noise: for r
 Charge = Annotated[float, typer.Option("--epsilon", help="What each silo pays for it; its ledger adds it to everything before.")]
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")]
 REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
+TOTALS = "The shuffler passes on one total over all silos, so there are no figures by silo; the price is before the server."
 SAID = (
     "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
     "estimated from released figures; 95 %: the interval by both together."
@@ -69,6 +70,8 @@ def evaluate(
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
+    if answer["trust"] == "shuffle":
+        say(TOTALS)
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
         evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
         say(
@@ -161,6 +164,7 @@ def federation_evaluate(
     from safetensors.torch import load_file
 
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+    from silodp.server.folder import read_run
     from silodp.server.order import Order
 
     place = run or last_run(folder.resolve() / "runs")
@@ -173,21 +177,23 @@ def federation_evaluate(
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
     except (OSError, KeyError):
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
-    asked = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
-    fed = _remote(folder, cards, asked, deadline)
+    words = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
     label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
+    asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
+    held, names, shuffled = [card.held_out for card in cards], [card.name for card in cards], bool(load_state(folder).get("shuffler"))
     with interruptible(REPEATED):
-        found = score(
-            fed, w, gaussian_for("score", budgets), names=[card.name for card in cards], held_out=[card.held_out for card in cards],
-            classes=len(cards[0].classes), bins=bins, cap=cap, label=label, loss=problem.loss,
-        )  # fmt: skip
-    answer = {
-        "scores": as_rows(found, len(cards[0].classes)),
-        "silos": _charged(cards, budgets),
-        "cap": cap,
-        "bins": bins,
-        "run": str(place),
-    }
+        if shuffled:
+            from silodp.server.estimates.scoring_total import score_total, shuffled_for
+            from silodp.server.order import least_of_all
+
+            budgets = [least_of_all(budgets)] * len(cards)
+            counts = [card.records for card in cards]
+            query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, **asked)
+            found = score_total(_channel(folder, cards, words, deadline), query, counts=counts, held_out=held, **asked)
+        else:
+            found = score(_remote(folder, cards, words, deadline), w, gaussian_for("score", budgets), names=names, held_out=held, **asked)
+    answer = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets), "cap": cap, "bins": bins}
+    answer |= {"run": place.name, "trust": "shuffle" if shuffled else "isrl"}
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
@@ -196,6 +202,8 @@ def federation_evaluate(
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
+    if shuffled:
+        say(TOTALS)
     _show_charged(answer["silos"])
 
 
@@ -263,14 +271,25 @@ def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
 
 
 def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) -> Federation:
-    """A federation whose questions' ids follow from what is asked, so that asking again is repeating and not paying again."""
     from silodp.server.federation import Everyone, Federation
+
+    return Federation(_channel(folder, cards, asked, deadline, totals=False), Everyone(len(cards)))
+
+
+def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *, totals: bool = True) -> Channel:
+    """The way to the silos, or with `totals` to their shuffler: the ids of questions follow from what is asked, so that asking again is
+    repeating and not paying again."""
+    from silodp.cli.federation_shuffle import shuffler_card
     from silodp.server.remote import Remote, Timeouts
+    from silodp.server.remote_shuffled import ShuffledRemote
 
     folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
-    waits = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
-    remote = Remote(cards, carrier_of(folder, load_state(folder)), run=run, key=read_key(folder / "asker.key"), timeouts=waits)
-    return Federation(remote, Everyone(len(cards)))
+    waits, state = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline)), load_state(folder)
+    about: dict[str, Any] = {"run": run, "key": read_key(folder / "asker.key"), "timeouts": waits}
+    if not totals:
+        return Remote(cards, carrier_of(folder, state), **about)
+    mixer = shuffler_card(Path(state["shuffler"]).parent / "shuffler.json")
+    return ShuffledRemote(cards, carrier_of(folder, state), shuffler=mixer, **about)
 
 
 def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +19,26 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import GDP, Budget, gdp_epsilon, gdp_mu
+from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.sampling import FullBatch
+from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.hidden import check_mark, places_key
 from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, locked
+from silodp.lab.simulation import connect
 from silodp.lab.source import Source
 from silodp.lab.training import mapped, read_back, words_of
 from silodp.server.estimates.profile import profile, releases
-from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
+from silodp.server.estimates.scoring_total import score_total, shuffled_for
 from silodp.server.estimates.survival import survival, survival_label
-from silodp.server.federation import Everyone, Federation
-from silodp.server.order import MODEL, Order, budgets_of, check_seed, with_default_delta
+from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.order import MODEL, Order, budgets_of, check_seed, least_of_all, with_default_delta
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
@@ -75,12 +80,15 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     held = mapped(held, order, source, load)
     problem, w, mean, scale = _model(folder, order, source, records.features, held.x.shape[-1], classes)
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    fed, ledger = _connected(problem, held, budgets, seed, f"evaluate {_evaluations(folder)} {bins} {cap!r}")
-    found = score(
-        fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, classes=classes, bins=bins, cap=cap,
-        label=source.read_by.label if source.read_by else None, loss=problem.loss,
-    )  # fmt: skip
-    answer = {"scores": as_rows(found, classes), "silos": _paid(ledger, held.names, budgets), "cap": cap, "bins": bins, "noise": NOISE}
+    purpose, label = f"evaluate {_evaluations(folder)} {bins} {cap!r}", source.read_by.label if source.read_by else None
+    asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
+    if order.trust == "shuffle":
+        found, paid = _through_shuffler(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked)
+    else:
+        fed, ledger = _connected(problem, held, budgets, seed, purpose)
+        found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, **asked)
+        paid = _paid(ledger, held.names, budgets)
+    answer = {"scores": as_rows(found, classes), "silos": paid, "cap": cap, "bins": bins, "noise": NOISE, "trust": order.trust}
     _add_up(spent, answer["silos"])
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
@@ -93,6 +101,23 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
         "evaluations": [s.get("evaluations") for s in spent["silos"]],
         "in_all": [s["in_all"] for s in spent["silos"]],
     }
+
+
+def _through_shuffler(
+    problem: Problem, held: Records, w: Tensor, order: Order, seed: int | None, purpose: str, asked: dict[str, Any]
+) -> tuple[list[Scores], list[dict]]:
+    """The same as one total of all silos' held-out records, which a shuffler adds under the noise of all of them; priced before the server."""
+    budget = least_of_all(budgets_of(order, held.names, held.counts, {"": FullBatch()}))
+    query = shuffled_for(w, budget, held.counts, **asked)
+    ledger = MemoryLedger(Totals.for_budget(budget), budget, held.counts)
+    everyone, seeds = Everyone(len(held)), [_coins(seed, f"{purpose} {budget!r}")]
+    seen = list[Channel]()
+    connect("shuffle", problem, held, ledger, seeds, everyone, Weights("records", held.counts), lambda c: seen.append(c) or c)
+    found = score_total(seen[0], query, counts=held.counts, held_out=held.counts, **asked)
+    made = Schedule()
+    made.add("", query.event())
+    spent = min(made.epsilon(budget.delta), budget.epsilon)
+    return found, [{"name": name, **asdict(budget), "spent_epsilon": spent} for name in held.names]
 
 
 def profile_data(order: Order, source: Source) -> dict:
@@ -133,10 +158,13 @@ def _connected(
 ) -> tuple[Federation, MemoryLedger]:
     """One seed has another noise for every purpose and budget: of two answers with one and the same noise the difference has none."""
     ledger = MemoryLedger(GDP(), budgets, records.counts)
-    asked = int.from_bytes(hashlib.sha256(f"{purpose} {budgets!r}".encode()).digest(), "big")
-    coins = (secrets.randbits(128) if seed is None else seed, 0x5C02E, asked)
-    gate = Gate(Simulated(problem, records, [coins]), ledger, dim=problem.dim, counts=records.counts)
+    seeds = [_coins(seed, f"{purpose} {budgets!r}")]
+    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+def _coins(seed: int | None, asked: str) -> tuple[int, ...]:
+    return secrets.randbits(128) if seed is None else seed, 0x5C02E, int.from_bytes(hashlib.sha256(asked.encode()).digest(), "big")
 
 
 @contextlib.contextmanager

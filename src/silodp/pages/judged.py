@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from silodp.core import verdict
-from silodp.core.figures import ACCURACY, AUC, BALANCED, WHY
+from silodp.core.figures import ACCURACY, AUC, BALANCED, TOO_NOISY, WHY
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, section, table, tag
 from silodp.pages.runs import Run
@@ -30,7 +30,12 @@ def headline(run: Run) -> list[tuple[str, str]]:
         return []
     basis, row = found
     where = "held-out records" if basis == "held-out" else "test records, not private"
-    return [(f"{name.replace('auc', 'AUC')} ({where})", verdict.short(row, name)) for name in (BALANCED, AUC) if name in row["figures"]]
+    pairs = []
+    for name in (BALANCED, AUC):
+        if name in row["figures"]:
+            value, _, interval = verdict.short(row, name).partition(" (")
+            pairs.append((f"{verdict.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})", value if interval else TOO_NOISY))
+    return pairs
 
 
 def judged(run: Run) -> list[Markup]:
@@ -73,7 +78,7 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
         across="predicted risk", up="observed share", percent=True, top=1.0, square=True,
     )  # fmt: skip
     columns = ("predicted risk", "observed share", "95 %", "records")
-    return [tag("div", drawn, table("Predicted risk and observed share", columns, rows, numbers=(1, 2, 3)), class_="pair")]
+    return [drawn, table("Predicted risk and observed share", columns, rows, numbers=(1, 2, 3))]
 
 
 # --- several models -----------------------------------------------------------------------------------------------------------------

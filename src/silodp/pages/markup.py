@@ -9,6 +9,9 @@ from html import escape
 
 from silodp.pages.style import STYLE
 
+SHORT = 40
+"""Rows up to which a table may turn into a list."""
+
 
 class Markup(str):
     """HTML that was made here."""
@@ -47,15 +50,21 @@ def folded(name: str, summary: str, *content: object) -> Markup:
 def table(
     caption: object, head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[int] = (), hide: bool = False
 ) -> Markup:
-    """A table with a caption, a heading for each column and, in its first cell, for each row; it scrolls by itself on a narrow screen."""
+    """A table with a caption, a heading for each column and, in its first cell, for each row; on a narrow screen a short one turns into a list
+    of its rows, each value under its own heading, and a long one scrolls by itself."""
+    rows = list(rows)
+    short = len(rows) <= SHORT
     kind = ["number" if i in numbers else None for i in range(len(head))]
     headings = tag("tr", *(tag("th", name, scope="col", class_=k) for name, k in zip(head, kind, strict=True)))
     body = []
     for row in rows:
-        cells = [tag("td" if i else "th", value, class_=kind[i], scope=None if i else "row") for i, value in enumerate(row)]
+        named = [head[i] if short and i else None for i in range(len(row))]
+        cells = [
+            tag("td" if i else "th", value, class_=kind[i], scope=None if i else "row", data_of=named[i]) for i, value in enumerate(row)
+        ]
         body.append(tag("tr", *cells))
     said = tag("caption", caption, class_="unseen" if hide else None)
-    whole = tag("table", said, tag("thead", headings), tag("tbody", *body))
+    whole = tag("table", said, tag("thead", headings), tag("tbody", *body), class_="short" if short else None)
     return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 

@@ -104,8 +104,8 @@ def figures(run: Run) -> Markup:
 
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
-    parts = [what(run)]
-    parts += [errors(run)] if run.kind == "compare" else [*judged(run), *shapes(run), curve(run), budgets(run)]
+    compared = run.kind == "compare"
+    parts = [what(run), errors(run)] if compared else [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 

@@ -40,6 +40,7 @@ caption{text-align:left;padding:0 0 .4rem;font-size:1rem}
 th,td{text-align:left;padding:.42rem .9rem .42rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
 .when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
+@media screen and (max-width:36rem){.short,.short tbody,.short tr,.short th,.short td{display:block}.short thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}.short tr{border-bottom:1px solid var(--soft);padding:.4rem 0}.short td,.short th{border:0;padding:.12rem 0;text-align:left;white-space:normal;overflow-wrap:anywhere}.short td[data-of]{display:flex;justify-content:space-between;gap:1rem;text-align:right}.short td[data-of]::before{content:attr(data-of);color:var(--soft);text-align:left}.short caption{display:block}}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 .multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr));gap:0 1.6rem}
 svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}

@@ -23,7 +23,19 @@ from silodp.core.protocol import codec
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
-from silodp.core.statistics import ClassCounts, Grad, GradDiff, Gram, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
+from silodp.core.statistics import (
+    ClassCounts,
+    Grad,
+    GradDiff,
+    Gram,
+    Histogram,
+    LocalSteps,
+    MissingRates,
+    Moments,
+    Score,
+    ScoreTotal,
+    SteeredSteps,
+)
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw
@@ -102,7 +114,14 @@ STATISTICS_ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+def test_what_is_for_totals_alone_is_refused_to_a_server_that_asks_for_it_by_itself(tmp_path):
+    door, ledger = silo(tmp_path, held_out=0.25)
+    assert set(STATISTICS) - set(STATISTICS_ASKED) == {"ScoreTotal"}
+    assert code(door, asked("q1", ScoreTotal(W, 4, 2.0), clip=ScoreTotal(W, 4, 2.0).norm)) == "statistic"
+    assert not list(ledger.entries())
+
+
+@pytest.mark.parametrize("name", STATISTICS_ASKED)
 def test_a_query_is_answered_charged_and_signed(tmp_path, name):
     door, ledger = silo(tmp_path, held_out=0.25)
     frame = asked("q1", STATISTICS_ASKED[name], clip=getattr(STATISTICS_ASKED[name], "norm", 3.0))

@@ -12,6 +12,7 @@ from silodp.core.statistics.local_steps import LocalSteps
 from silodp.core.statistics.missing_rates import MissingRates
 from silodp.core.statistics.moments import Moments
 from silodp.core.statistics.score import MAX_BINS, Score
+from silodp.core.statistics.score_total import ScoreTotal
 from silodp.core.statistics.statistic import Means, Rowed, Rows, Statistic
 from silodp.core.statistics.steered_steps import SteeredSteps
 
@@ -19,5 +20,5 @@ STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path_
 
 __all__ = [
     "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "STATISTICS", "Cells", "ClassCounts", "ClippedDiff", "Grad", "GradDiff", "Gram", "Histogram", "LocalSteps", "Means",
-    "MissingRates", "Moments", "Rowed", "Rows", "Score", "Statistic", "SteeredSteps",
+    "MissingRates", "Moments", "Rowed", "Rows", "Score", "ScoreTotal", "Statistic", "SteeredSteps",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import open_box
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.query import Query
-from silodp.core.statistics import LocalSteps, Score
+from silodp.core.statistics import LocalSteps, Statistic
 from silodp.lab.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
@@ -62,6 +62,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
         torch.zeros(d), torch.full((d,), 5.0)
     ),  # of zeros each u is -1: as long as a record can be
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.ScoreTotal: lambda d: statistics.ScoreTotal(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
@@ -91,7 +92,7 @@ MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {Gaus
 class Row:
     """One combination that a gate answers."""
 
-    statistic: type
+    statistic: type[Statistic]
     mechanism: type
     sampling: type
 
@@ -135,7 +136,7 @@ def answerable() -> tuple[Row, ...]:
     exact = Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT)
     rows, ports = [], [kinds.values() for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)]
     for kinds in itertools.product(*ports):
-        row = Row(*kinds)
+        row = Row(*kinds)  # type: ignore[arg-type]
         query = row.query()
         try:
             check(query, problem.dim, [N])
@@ -177,14 +178,14 @@ def divisor(query: Query) -> float:
 
 
 @functools.cache
-def _sums(statistic: type) -> Tensor:
+def _sums(statistic: type[Statistic]) -> Tensor:
     """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
     problem, records = world()
-    query = Row(statistic, Gaussian, samplings.FullBatch).query()
+    query = Row(statistic, Gaussian, samplings.FullBatch).query()  # nobody asks a gate: whatever it may be asked with
     if issubclass(statistic, LocalSteps):
         query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
     training, held = split_records(records, HELD_OUT)
-    part = held if issubclass(statistic, Score) else training
+    part = held if statistic.on_held_out else training
     part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
     mechanism = replace(query.mechanism, noise_multiplier=0.0)
     return Simulated(problem, part, [0]).answer(replace(query, mechanism=mechanism), [0])[0, 0].double() * part.counts[0]

@@ -23,10 +23,11 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.core.statistics import Grad, GradDiff, LocalSteps, Score
+from silodp.core.statistics import Grad, GradDiff, LocalSteps
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import (
     CROWD,
+    HELD_OUT,
     STEP,
     Answering,
     N,
@@ -119,7 +120,7 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
         m, batch, part = (
             query.mechanism.clipped(1.5 * query.mechanism.clip),
             query.mechanism.sampling.batch(n),
-            held if row.statistic is Score else ~held,
+            held if row.statistic.on_held_out else ~held,
         )
         if m.total:
             m, std = replace(m, levels=5, noise_bits=37), math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
@@ -177,7 +178,7 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
         value = silo.put(query)
         _check_charge(row, query, silo)
         if not issubclass(row.statistic, Grad | GradDiff | LocalSteps):
-            off = float((value - centre_of(row, query)).abs().max()) / std_of(row, query)
+            off = float((_as_sum(row, query, value, N, held_out(N, HELD_OUT)) - exact_sum(row)).abs().max()) / _blur(row, query, N)
             if off > SURELY:
                 raise Caught(f"{row}: the answer is not the mean over the records of its part, by {off:.3g} times its noise")
             continue
@@ -237,7 +238,7 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
         if row.sampling is not FullBatch:
             continue
         query = row.query(loud=False, features=features)
-        for part, limit in ((held, 1.0), (~held, 0.0)) if row.statistic is Score else ((~held, 1.0), (held, 0.0)):
+        for part, limit in ((held, 1.0), (~held, 0.0)) if row.statistic.on_held_out else ((~held, 1.0), (held, 0.0)):
             sums = []
             for records in _variants(n, features, int(np.flatnonzero(part)[0])):
                 value = pipeline.open_gate(problem, records, held_out_share=0.4).answer(query, [0]).value[0, 0].double()
@@ -251,8 +252,8 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
 def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
     m = query.mechanism
     if m.total:
-        return value * (2 / m.levels) * float(m.clip)
-    return (value / STEP if row.steps > 1 else value) * int((held if row.statistic is Score else ~held).sum())
+        return (value - n * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels) * float(m.clip)
+    return (value / STEP if row.steps > 1 else value) * int((held if row.statistic.on_held_out else ~held).sum())
 
 
 def _blur(row: Row, query: Query, n: int) -> float:

@@ -17,8 +17,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
     the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data, and cost
     the time of a full pass.
     Each of the local steps is such a release, at a point that earlier releases determine.
- 5. With held-out records, a Score takes the vectors of these for what they are and of the others as zero, and every other statistic
-    the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
+ 5. With held-out records, a Score (or a total of it) takes the vectors of these for what they are and of the others as zero, and every other
+    statistic the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
     divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
  6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in what they hold, in where in the file
     they stand, and in who it is. Every person has the same P places, so no shape follows its rows. Which list number a loader gives to the
@@ -175,7 +175,8 @@ class Exact:
 
     def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
         """What the silo adds to a total."""
-        return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1]))
+        part = self._held if statistic.on_held_out else ~self._held
+        return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part))
 
     def _rows_of(self, statistic: Statistic) -> Rows:
         return statistic.vectors(self.problem, 0, torch.float64) or self._gradients(
@@ -216,8 +217,9 @@ class Exact:
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
-    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int) -> np.ndarray:
-        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of held-out records, or all with a clip of 0, are zero.
+    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int, part: np.ndarray) -> np.ndarray:
+        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of records outside the `part`, or all with a clip of 0, are
+        zero: they lend their noise.
 
         A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F / 2 long: replaced, it moves the sum by at most
         g 2^F. To the sum are added the K R by which the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one record
@@ -228,7 +230,7 @@ class Exact:
         chosen, clip, bits = self._batch(mechanism.sampling), float(mechanism.clip), level_bits(mechanism.levels, dim)
         radius, total, stream = mechanism.levels << bits - 1, np.zeros(dim, np.int64), lattice.Keystream()
         if clip:
-            total = self._sum(rows, chosen[~self._held[chosen]], float(radius), 1.0, dim, stretch=radius / clip)
+            total = self._sum(rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip)
         shifted = np.clip(total + len(chosen) * radius, 0, 2 * len(chosen) * radius)
         threshold = (stream.uint64(dim) & np.uint64(2**bits - 1)).astype(np.int64)
         coins = shuffle.binomial(stream.bytes, len(chosen) * mechanism.noise_bits, mechanism.p, dim)

@@ -103,6 +103,7 @@ def code(door: Door, frame: bytes) -> str:
 STATISTICS_ASKED = {
     "Grad": Grad(W),
     "GradDiff": GradDiff(W, W * 0.5),
+    "ClippedDiff": ClippedDiff(W, W * 0.5, 1.0),
     "LocalSteps": LocalSteps(W, 2, 0.1),
     "SteeredSteps": SteeredSteps(W, 2, 0.1, W.double()),
     "Histogram": Histogram(torch.tensor([-1.0, 0.0, 1.0]), FEATURES),

@@ -25,6 +25,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import (
     ClassCounts,
+    ClippedDiff,
     Grad,
     GradDiff,
     Gram,

@@ -154,13 +154,15 @@ CAUGHT_BY = {
     "NaN that passes the clip": "hostile records",
     "difference norms by the cancelling formula": "hostile records",
     "float noise without lattice": "public lattice",
+    "clips rows, not persons": "persons",
+    "clips rows, not persons, at the gate": "persons at the gate",
 }
 
 
-def test_there_are_sixteen_mutants_of_a_silo():
-    assert len(mutants.OF_A_SILO) == 16
+def test_there_are_eighteen_mutants_of_a_silo():
+    assert len(mutants.OF_A_SILO) == 18
     assert mutants.OF_A_SILO.keys() == CAUGHT_BY.keys()
-    assert len(mutants.MUTANTS) == 16 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_ANSWERS) == 85
+    assert len(mutants.MUTANTS) == 18 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_ANSWERS) == 87
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)

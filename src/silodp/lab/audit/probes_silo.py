@@ -29,6 +29,7 @@ from silodp.core.query import Query, Release
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Statistic
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
+from silodp.lab.audit.persons import ROWS, attack_gate, attack_persons
 from silodp.lab.audit.pipeline import BUDGET, DIM, Blank, Caught, Free, Pipeline, Probes, Silo, question
 from silodp.lab.audit.transcript import Case, attack
 from silodp.silo.answer.exact import lattice_step
@@ -162,6 +163,16 @@ def bare_release(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught("a release's event is not that of the query")
 
 
+@SIMULATION.probe("persons")
+def persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """A person of 20 rows that all pull one way, or of one row, in place of another: no more is told of it than of a record, at claim 1."""
+    case = Case("mb-sgd", 1.0, {"rounds": 2})
+    for first in (ROWS, 1):
+        mu = gdp_lower(*attack_persons(case, 400, first=first, seed=seed, pipeline=pipeline), FALSE_ALARM)
+        if mu > gdp_mu(case.budget):
+            raise Caught(f"a person can be told from another as at epsilon {epsilon_of(mu, case.delta):.1f} or more; the claim is 1")
+
+
 # --- deployment -------------------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +277,14 @@ def on_lattice(pipeline: Pipeline, seed: int, folder: Path) -> None:
         off = sum(gamma * round(v * n / gamma) / n != v for v in value)
         if off:
             raise Caught(f"{off} of {DIM} released numbers are not on the public lattice of step {gamma:.3g} / {n}")
+
+
+@DEPLOYMENT.probe("persons at the gate")
+def persons_at_the_gate(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """The same people behind a deployed gate, whose every answer at noise multiplier 1 must be 1-GDP."""
+    for first in (ROWS, 1):
+        if (mu := gdp_lower(*attack_gate(150, first=first, pipeline=pipeline), FALSE_ALARM)) > 1:
+            raise Caught(f"an answer tells a person from another as a mechanism of mu {mu:.1f} or more; 1 is charged")
 
 
 def impossible(output: float, mean: float) -> bool:

@@ -20,12 +20,14 @@ from torch.func import functional_call, grad, vmap
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Mechanism
+from silodp.core.problem.person import filled, present
 from silodp.core.protocol.codec import decode_query, decode_reply, encode_reply
 from silodp.core.query import Query, Release
 from silodp.core.sampling import FullBatch, Sampling, WithoutReplacement
+from silodp.engine.clipping import clipped_sum
 from silodp.lab.audit.mistakes import Mistakes, during, keyed
 from silodp.server.plan import Plan, calibrate
-from silodp.silo.answer.exact import Exact, lattice_step
+from silodp.silo.answer.exact import Exact, Gradients, lattice_step, quantised
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
@@ -41,7 +43,7 @@ plant = OF_A_SILO.plant
 class ByHand(Simulated):
     """Clips records one by one, in float32, as many a script does; `scaled` says how, of gradients or differences g."""
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Any = None) -> Tensor:
         at, points = list(silos), [p for p in (w, reference) if p is not None]
         x, y, weight = self.records.x[at], self.records.y[at], self._weight(mechanism.sampling, at)
         runs = points[0].shape[0]
@@ -107,6 +109,30 @@ class MedianClip(Simulated):
         norms = Norms(self.problem, self.records, [0])
         norms._mean(statistic.w, getattr(statistic, "reference", None), replace(query.mechanism, sampling=FullBatch()), silos)  # type: ignore[union-attr]
         return super().answer(replace(query, mechanism=query.mechanism.clipped(found[0].nan_to_num(1.0))), silos)
+
+
+@plant("clips rows, not persons", "answerer")
+class ClipsRows(Simulated):
+    """Clips each row and adds a person's rows up: what a person can move is as many clips as it has rows."""
+
+    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Any = None) -> Tensor:
+        if self.problem.person is None:
+            return super()._mean(w, reference, mechanism, silos, limit)
+        r = self.records
+        parts = r.x.flatten(1, 2), filled(r.y).flatten(1, 2), present(r.y).flatten(1, 2).to(r.x.dtype)
+        return clipped_sum(self.problem.by_row, w, *parts, mechanism.clip, reference=reference) / r.counts[0]
+
+
+@plant("clips rows, not persons, at the gate", "exact")
+class ClipsRowsAtTheGate(Exact):
+    """The same in the integers of a deployed gate: each row's are verified, and a person's rows added up."""
+
+    def _sum(self, rows: Any, chosen: np.ndarray, clip: float, gamma: float, dim: int, *given: Any, **more: Any) -> np.ndarray:
+        if self.problem.person is None or not isinstance(rows, Gradients):
+            return super()._sum(rows, chosen, clip, gamma, dim, *given, **more)
+        y = self._y[chosen].flatten()
+        x, y = self._x[chosen].flatten(0, 1)[present(y)], y[present(y)]
+        return quantised(Gradients(self.problem.by_row, rows.points)(x.double(), y.double()), clip, gamma).sum(0).numpy()
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------------------

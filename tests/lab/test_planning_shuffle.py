@@ -128,7 +128,7 @@ def test_the_theorem_is_shown_where_its_constants_are_given():
         ({"noise": "paper"}, ("--noise", "isrl")),
         ({"rule": "gdp"}, ("--rule",)),
         ({"user_level": True}, ("--user-level",)),
-        ({"trust": "everyone"}, ("everyone", "isrl, shuffle, central")),
+        ({"trust": "everyone"}, ("everyone", "isrl, masks, shuffle, central")),
         ({"trust": "isrl", "least": 3}, ("--least", "shuffle")),
         ({"algorithm": "prox-sgd", "records": (20,)}, ("batches of 0",)),
     ],

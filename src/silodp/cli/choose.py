@@ -16,6 +16,7 @@ from silodp.server.order import Order
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
 WORDS = {
     "isrl": "nobody is trusted: what a silo sends is private already",
+    "masks": "the other silos are trusted to add their noise, all but --colluding of them, and nobody is trusted with what a silo sends",
     "shuffle": "a shuffler is trusted: alone, or with the server, it sees more than this epsilon says, and no gate can verify it",
     "central": "the server is trusted with the records themselves: epsilon holds against readers of the model only",
 }

@@ -75,7 +75,13 @@ def up(
     allow_profile: Annotated[
         bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
     ] = False,
-    trust: Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), or shuffle (a shuffler, one more process).")] = "isrl",
+    trust: Annotated[
+        str,
+        typer.Option(
+            help="Who is trusted: isrl (nobody), masks (the other silos, to add their noise) or shuffle (a shuffler, one more process)."
+        ),
+    ] = "isrl",
+    colluding: Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
@@ -95,15 +101,17 @@ def up(
         return _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
     if bool(data) == bool(silo):
         raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
-    if trust not in ("isrl", "shuffle"):
-        raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl or shuffle")
+    if trust not in ("isrl", "masks", "shuffle"):
+        raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
+    if colluding < 0 or (colluding and trust != "masks"):
+        raise BadInput(f"colluding is {colluding}; it must be 0 or more, and belongs to --trust masks")
     if schema and (data or classes is not None or label != "label"):
         raise BadInput("--schema is for the silos' own files, and has the label and its classes; leave out --data, --label and --classes")
     files = [str(path.resolve()) for path in silo or ()]
     asked = {
         "data": data, "silos": silos if data else files, "schema": str(schema.resolve()) if schema else None, "engine": engine, "epsilon": epsilon,
         "model": model, "prox": prox, "feature_map": feature_map, "label": label, "classes": classes, "seed": seed, "held_out": held_out, "allow_profile": allow_profile,
-        "trust": trust,
+        "trust": trust, "colluding": colluding,
     }  # fmt: skip
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
@@ -128,6 +136,7 @@ def up(
             held_out,
             allow_profile,
             trust,
+            colluding,
         )
         save_state(folder, state | {"processes": {}, "asked": asked, "ran": False}, name="stopped.json")
     _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
@@ -135,7 +144,7 @@ def up(
 
 def _make(
     folder: Path, data: str | None, silos: int, silo: list[Path] | None, schema: Path | None, engine: str, epsilon: float, model: str, prox: str,
-    feature_map: str, label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str,
+    feature_map: str, label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str, colluding: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Everything but the processes; what federation.json says of it."""
     site = site_of(engine)
@@ -158,15 +167,19 @@ def _make(
     reading |= {"model": model, "prox": prox, "feature_map": feature_map}
     named = {"study": "first", "asker_names": (ASKER,)}
     shuffled = shuffle.made(folder, files, asker, **reading) if trust == "shuffle" else {}
-    policies, pseudonyms = {}, []
+    masked = shuffle.masked(files, colluding, **reading) if trust == "masks" else {}
+    policies, pseudonyms, keys = {}, [], {}
     for name, path in files.items():
         made = provision(
             folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
             statistics=_statistics(held_out, allow_profile), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
-            **reading, **shuffled, **named,
+            **reading, **shuffled, **masked, **named,
         )  # fmt: skip
         policies[name] = made.policy
         pseudonyms.append(made.pseudonym)
+        keys[name] = made.policy, made.key
+    if masked:
+        shuffle.acquaint(keys)
     state: dict[str, Any] = {"version": 1, "engine": engine, "silos": policies, "registry": str(folder / "state") if data else ""}
     if shuffled:
         from silodp.shuffler.provision import enrol

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 @federation.command()
-@takes_order("delta", "user_level", "trust", "least", "rule", "noise")
+@takes_order("delta", "user_level", "trust", "least", "colluding", "rule", "noise")
 def run(
     order: Order,
     project: Project = None,
     settings_file: SettingsFile = None,
     folder: Folder = Path("federation"),
     quorum: Annotated[
-        int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; through a shuffler, all.")
+        int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; of totals, all.")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
     patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
@@ -103,7 +103,10 @@ def run(
     if resume:
         order = Order.read(read_run(place), place)
     else:
-        order = replace(order, trust="shuffle" if mixer else "isrl", least=quorum if mixer else None)
+        masked = not mixer and all(card.rule == "totals" for card in cards)
+        trust = "masks" if masked else "shuffle" if mixer else "isrl"
+        colluding = max(card.colluding for card in cards) if masked else 0
+        order = replace(order, trust=trust, least=quorum if mixer or masked else None, colluding=colluding)
         if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
             raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     advice = None
@@ -156,7 +159,7 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         say(
             f"{silo['name']}: answered {silo['answered']} of {summary['questions']} questions, spent at most epsilon "
-            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_against_shuffler(silo)}"
+            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_alone(silo, summary['trust'])}"
             f"{f'; {missed}' if missed else ''}."
         )
     say(summary["unit"])
@@ -181,15 +184,14 @@ def _exit_early(ended: str) -> None:
         raise typer.Exit(3)
 
 
-def _against_shuffler(silo: Mapping[str, Any]) -> str:
-    from silodp.core.figures import shown
+def _alone(silo: Mapping[str, Any], trust: str) -> str:
+    """What whoever sees the silo's own counts could learn, under a trust that counts on others' noise."""
+    from silodp.core.figures import ALONE, shown
 
     if "local_epsilon_at_most" not in silo:
         return ""
     local = silo["local_epsilon_at_most"]
-    return " against the server, " + (
-        f"{shown(local)} against the shuffler itself" if local is not None else "no bound against the shuffler itself"
-    )
+    return f" against the server, {shown(local) if local is not None else 'no bound'} {ALONE[trust]}"
 
 
 def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:

@@ -30,6 +30,24 @@ def made(folder: Path, files: Mapping[str, Path], asker: str, **reading: Any) ->
     return {"rule": "totals", "shuffler": card["seal"], "contributions": sum(counts), "delta": 1 / max(2, *counts) ** 2}
 
 
+def masked(files: Mapping[str, Path], colluding: int, **reading: Any) -> dict[str, Any]:
+    """What each silo's own `provision` must be told for masked totals; who the others are, each is told once all are made (`acquaint`)."""
+    from silodp.silo.service.masking import Masking
+
+    if len(files) < colluding + 2:
+        raise BadInput(f"{len(files)} silos with {colluding} colluding leave nobody to hide among; use {colluding + 2} silos or more")
+    counts = [_records(path, **reading) for path in files.values()]
+    return {"rule": "totals", "masking": Masking((), colluding, colluding + 2), "delta": 1 / max(2, *counts) ** 2}
+
+
+def acquaint(members: Mapping[str, tuple[str, str]]) -> None:
+    """Pins each silo's (policy, key) at all others: here one user makes them all; elsewhere officers do, over the telephone."""
+    from silodp.silo.service.masking import pin
+
+    for name, (policy, _) in members.items():
+        pin(Path(policy), [f"{other} {key}" for other, (_, key) in members.items() if other != name])
+
+
 def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: str, prox: str, feature_map: str, schema: Path | None) -> int:
     from silodp.silo.service.daemon import find_schema, read_records
     from silodp.silo.service.policy import Place

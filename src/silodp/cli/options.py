@@ -64,9 +64,13 @@ ORDER: dict[str, Any] = {
     ],
     "delta": Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")],
     "user_level": Annotated[bool, typer.Option("--user-level", help="epsilon and delta are for a whole silo, not for a record.")],
-    "trust": Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), shuffle (a shuffler) or central (the server).")],
+    "trust": Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), masks (the other silos, to add their noise), shuffle (a shuffler) or central (the server).")],
     "least": Annotated[
-        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust shuffle; all that are asked by default.")
+        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust masks or shuffle; all that are asked by default.")
+    ],
+    "colluding": Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks: epsilon holds against them all.")],
+    "drops": Annotated[
+        float, typer.Option(help="Share of rounds to budget for that are asked once more as a silo has dropped out, with --trust masks.")
     ],
     "rounds": Rounds,
     "phase": Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")],

@@ -22,7 +22,7 @@ def plan(
     order: Order,
     records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
     silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
-    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust shuffle and the theory.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust masks or shuffle and the theory.")] = None,
     features: Annotated[int | None, typer.Option(help="Columns of a record, for advice, or to find d by --model.")] = None,
     classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
     advise: choose.Advise = False,
@@ -34,7 +34,7 @@ def plan(
 
     Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` ·
     `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
-    `silodp plan --trust shuffle --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
+    `silodp plan --trust masks --colluding 2 --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
     `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
     from silodp.core.figures import shown
@@ -57,16 +57,16 @@ def plan(
 
     if order.model and features and dimension is None and not schema:
         dimension = _parameters(order.model, features, classes)
-    answer, algorithm, trust = planned(order, every, dimension=dimension), order.algorithm, order.trust
+    answer, algorithm = planned(order, every, dimension=dimension), order.algorithm
     if as_json:
         return dump(answer | ({"advice": advice.words()} if advice else {}))
     if advice:
         say_advice(advice)
     say("Epsilon is for each record: a row, or a person where the schema names one; rows by themselves do not protect people.")
-    if trust == "shuffle":
-        _show_shuffle(answer, algorithm)
+    if order.totals:
+        _show_totals(answer, algorithm, order)
         if len(set(every)) > 1:
-            say("Silos differ in size: the shuffled mean is over records, that under ISRL-DP over silos.")
+            say("Silos differ in size: the mean in a total is over records, that under ISRL-DP over silos.")
         return
     for silo in answer["silos"]:
         budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
@@ -113,9 +113,9 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
     return tuple(records) * silos
 
 
-def _show_shuffle(answer: dict, algorithm: str) -> None:
+def _show_totals(answer: dict, algorithm: str, order: Order) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
-    from silodp.core.figures import shown
+    from silodp.core.figures import ALONE, shown
     from silodp.core.privacy.accounting import rounded_up
 
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
@@ -125,18 +125,20 @@ def _show_shuffle(answer: dict, algorithm: str) -> None:
             ("levels g", accounted["levels"], proven["levels"]),
             ("noise bits b a record and coordinate", accounted["noise_bits"], proven["noise_bits"]),
             ("p", f"{accounted['p']:g}", f"{proven['p']:g}"),
-            *((f"bits a silo and round, {coded}", bits[coded], proven["bits_per_silo_round"][coded]) for coded in ("literal", "counts")),
-            ("noise std of the mean", f"{noise['shuffle']:.5g}", f"{proven['noise_std']:.5g}"),
+            *((f"bits a silo and round, {coded}", bits[coded], proven["bits_per_silo_round"].get(coded, "")) for coded in bits),
+            ("noise std of the mean", f"{noise[order.trust]:.5g}", f"{proven['noise_std']:.5g}"),
             ("  under ISRL-DP", f"{noise['isrl']:.5g}", ""),
             ("  under central DP", f"{noise['central']:.5g}", ""),
         )
-        show(table("|accounted>|proven>", rows, title=f"Shuffle: {algorithm}{name}"))
+        show(table("|accounted>|proven>", rows, title=f"{order.trust.capitalize()}: {algorithm}{name}"))
         say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
-    server, shuffler = answer["epsilon"]["server"], answer["epsilon"]["shuffler"]
-    local = "no bounded epsilon" if shuffler is None else shown(shuffler)
+    server, alone = answer["epsilon"].values()
+    local = "no bounded epsilon" if alone is None else shown(alone)
+    whom = "the server" + (f" with at most {order.colluding} colluding silos" if order.trust == "masks" else "")
+    verified = "" if order.trust == "masks" else ", which no gate can verify"
     say(
-        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against the server, and {local} against the shuffler itself "
-        "(at the smallest silo), which no gate can verify."
+        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against {whom}, and {local} {ALONE[order.trust]} "
+        f"(at the smallest silo){verified}."
     )
     if "differences" in answer:
         say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")

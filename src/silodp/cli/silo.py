@@ -17,6 +17,7 @@ from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded, leave_no_core
 from silodp.host.site import for_unit
+from silodp.silo.service.masking import Masking
 from silodp.silo.service.provision import provision
 
 if TYPE_CHECKING:
@@ -43,10 +44,16 @@ def init(
     loss: Annotated[str, typer.Option(help="FILE.py:NAME, of which a hash is kept; by default the loss of the task.")] = "",
     feature_map: FeatureMapName = "",
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
-    rule: Annotated[str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle.")] = "gdp",
+    rule: Annotated[
+        str, typer.Option(help="The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a shuffle or masks.")
+    ] = "gdp",
     shuffler: Annotated[str | None, typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals.")] = None,
     contributions: Annotated[int, typer.Option(help="With a shuffler: records of all members together.")] = 0,
-    colluding: Annotated[int, typer.Option(help="With a shuffler: records of members whose noise may be missing.")] = 0,
+    colluding: Annotated[
+        int,
+        typer.Option(help="With a shuffler: records of members whose noise may be missing. With --least: other silos that may collude."),
+    ] = 0,
+    least: Annotated[int, typer.Option(help="With --rule totals, for masks: silos in a total, this one among them, at least.")] = 0,
     asker: Annotated[
         list[str] | None, typer.Option(help="A server's public key, 64 hexadecimal digits, or NAME=KEY; may be repeated.")
     ] = None,
@@ -80,10 +87,11 @@ def init(
     askers = [text.rpartition("=") for text in asker or ()]
     if len({bool(name) for name, _, _ in askers}) > 1:
         raise BadInput("--asker is a key at one place and NAME=KEY at another; give a name to each, or to none")
+    masking = Masking((), colluding, least) if least else None
     made = provision(
         folder, data=data, label=label, name=name, epsilon=epsilon, delta=delta, classes=declared, model=model,
         prox=prox, loss=loss, feature_map=feature_map, rule=rule, askers=[key for _, _, key in askers], anchor=anchor, schema=schema, held_out=held_out, shuffler=shuffler,
-        contributions=contributions, colluding=colluding, checked=checked, study=study, asker_names=tuple(name for name, _, _ in askers if name),
+        contributions=contributions, colluding=colluding, checked=checked, masking=masking, study=study, asker_names=tuple(name for name, _, _ in askers if name),
         **(for_unit("gate") if units else {}),
     )  # fmt: skip
     if as_json:
@@ -97,6 +105,8 @@ def init(
         say(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
         if not colluding:
             say("colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest.")
+    if masking:
+        say(f"Then pin the other silos of its totals: silodp silo key {made.policy}, and silodp silo trust {made.policy} OTHER/silo.json.")
     say(f"Then start the gate: silodp silo serve {made.policy}")
 
 
@@ -194,7 +204,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     runs, opened, words = running(place.ledger), DurableLedger.open(Path(place.ledger)), tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
-    passed = ("answered", "repeated", "held", "released", "started", "stopped", "late")
+    passed = ("answered", "repeated", "held", "released", "offered", "started", "stopped", "late")
     found = {
         "silo": rules.silo, "running": runs, "paused": paused(policy), "socket": place.socket, "records": opened.records, "epsilon": rules.epsilon,
         "delta": rules.delta, "spent_epsilon": opened.spent(), "left_epsilon": opened.left(), "used": opened.used(),

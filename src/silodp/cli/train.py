@@ -98,15 +98,15 @@ def _show_together(folder: Path) -> None:
 
 
 def _show(summary: dict) -> None:
-    from silodp.core.figures import shown
+    from silodp.core.figures import ALONE, shown
     from silodp.core.privacy.accounting import rounded_up
 
-    totals, rows = summary["trust"] == "shuffle", []
+    alone, rows = ALONE.get(summary["trust"]), []
     for s in summary["silos"]:
         local = s.get("local_epsilon_at_most")
-        own = ("no bound" if local is None else shown(local),) if totals else ()
+        own = ("no bound" if local is None else shown(local),) if alone else ()
         rows.append((s["name"], f"{s['epsilon']:g}", rounded_up(s["delta"]), shown(s["spent_epsilon"]), *own))
-    columns = "silo|epsilon>|delta>|spent>" + "|against the shuffler>" * totals
+    columns = "silo|epsilon>|delta>|spent>" + (f"|{alone}>" if alone else "")
     show(table(columns, rows, title=f"{summary['algorithm']}: {summary['parameters']} parameters"))
     say(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
     say(summary["unit"])

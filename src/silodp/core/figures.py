@@ -49,3 +49,7 @@ WHY = (
 def too_noisy(low: float, high: float, noise: float, top: float) -> bool:
     """Whether a figure between 0 and `top` is drowned by the noise of its release."""
     return not (high - low <= WIDEST * top and noise <= WIDEST * top)
+
+
+ALONE = {"masks": "if all other silos collude with the server", "shuffle": "against the shuffler itself"}
+"""Before whom a silo's own noise is all that protects it, under trusts that count on the noise of others."""

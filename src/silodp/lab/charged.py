@@ -111,9 +111,9 @@ def search_charged(
     """
     order, central = search.order, search.order.trust == "central"
     repetitions = repetitions_by_name(search.repetitions) if search.repetitions else None
-    if order.trust == "shuffle":
+    if order.totals:
         raise BadInput(
-            "trust shuffle is no trust of a tuning; use isrl (the server sees every run) or central (a curator holds the records)"
+            f"trust {order.trust} is no trust of a tuning; use isrl (the server sees every run) or central (a curator holds the records)"
         )
     if central != (repetitions is not None):
         raise BadInput(

@@ -27,7 +27,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     if dimension is not None and dimension < 1:
         raise BadInput(f"dimension is {dimension}; --dimension is the number of parameters of the model, 1 or more")
     names = named(records)
-    if order.trust == "shuffle":
+    if order.totals:
         return planned_totals(order, records, names, dimension)
     promised = targets(order, names, records)
     made = prepare(order, names, records, dimension=dimension)

@@ -1,8 +1,8 @@
-"""`silodp plan --trust shuffle`: what the shuffle protocol sends, adds and spends, beside ISRL-DP and central DP, before any data is touched.
+"""`silodp plan --trust masks` or `shuffle`: what totals send, add and spend, beside ISRL-DP and central DP, before any data is touched.
 
 Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors and differences in the same shares.
 ISRL-DP and central DP are accounted exactly (GDP), so what the binomial accountant loses in its Renyi conversion shows in the figures.
-The shuffled mean is over records, whichever silo holds them; under ISRL-DP it is over silos. For silos of one size these are the same.
+The mean in a total is over records, whichever silo holds them; under ISRL-DP it is over silos. For silos of one size these are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Kind(shuffled.Kind):
 
 
 def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None) -> dict:
-    """The answer that `silodp plan --trust shuffle --json` prints; the figures are those of the first kind of release.
+    """The answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures are those of the first kind of release.
 
     "differences" has them for the second kind, where there is one; "theory" the theorem, where its constants are given.
     """
@@ -44,20 +44,18 @@ def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], d
     assert dimension is not None
     budget, sampling, who = made.budgets[0], next(iter(made.samplings.values())), made.participation()
     batches = sorted(int(sampling.batch(n)) for n in records)
-    answering, released = getattr(who, "answering", who.silos), sum(batches[: made.least])
+    answering, released = getattr(who, "answering", who.silos), next(iter(made.plan.mechanisms.values())).contributions
     kinds = _kinds(order, names, records, made.budgets)
     found = [_parameters(made, kind) for kind in kinds]
     local = _spent(kinds, found, batches[0], dimension, budget.delta)
-    spent = {
-        "server": _spent(kinds, found, released, dimension, budget.delta),
-        "shuffler": local if math.isfinite(local) else None,
-    }
+    seen_by = "shuffler" if order.trust == "shuffle" else "all_others"
+    spent = {"server": _spent(kinds, found, released, dimension, budget.delta), seen_by: local if math.isfinite(local) else None}
     contributions = round(answering * sum(batches) / len(batches))
     answers = [
         {
-            "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension),
+            "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension) | _masked_bits(made, kind, dimension),
             "noise_std": {
-                "shuffle": math.sqrt(float(shuffle.variance(parameters, contributions, kind.clip))),
+                order.trust: math.sqrt(float(shuffle.variance(parameters, contributions, kind.clip))),
                 "isrl": _isrl(kind, records, sampling, answering),
                 "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
             },
@@ -76,7 +74,8 @@ def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], d
 
 def _kinds(order: Order, names: Sequence[str], records: Sequence[int], budgets: Sequence[Budget]) -> list[_Kind]:
     """The kinds of release with the noise multipliers that fill the one budget under ISRL-DP in every silo."""
-    silos, plan = len(records), prepare(replace(order, trust="isrl", least=None), names, records, budgets=budgets).plan
+    silos, plan = len(records), prepare(order.under("isrl"), names, records, budgets=budgets).plan
+    plan = replace(plan, asked=plan.asked + shuffled.asked_again(plan.asked, order.drops))
     return [
         _Kind(
             **asdict(kind),
@@ -91,6 +90,11 @@ def _parameters(made: Prepared, kind: _Kind) -> shuffle.Parameters:
     """Least noise bits at which a ledger of totals lets all releases pass; what they spend by the accountant's best order is a little less."""
     mechanism = made.plan.mechanisms[kind.name]
     return shuffle.Parameters(int(mechanism.levels), int(mechanism.noise_bits), mechanism.p)
+
+
+def _masked_bits(made: Prepared, kind: _Kind, dimension: int) -> dict[str, int]:
+    mechanism = made.plan.mechanisms[kind.name]
+    return {"masked": mechanism.modulus * dimension} if mechanism.masked else {}
 
 
 def _spent(kinds: Sequence[_Kind], found: Sequence[shuffle.Parameters], contributions: int, dimension: int, delta: float) -> float:

@@ -150,7 +150,7 @@ def survival_data(order: Order, source: Source) -> dict:
 
 def _budgets(order: Order, records: Records) -> list[Budget]:
     """What each silo pays, for a record or, if the order is so, for a whole silo; whoever was trusted with the training, nobody is here."""
-    return budgets_of(replace(order, trust="isrl", least=None), records.names, records.counts, {"": FullBatch()})
+    return budgets_of(order.under("isrl"), records.names, records.counts, {"": FullBatch()})
 
 
 def _connected(

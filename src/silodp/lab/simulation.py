@@ -1,7 +1,7 @@
 """All silos in one process: convenient and fast, without isolation between them.
 
-Who is trusted decides what stands between gate and server: nothing (isrl), a shuffler that passes on totals (shuffle), or one curator
-with everybody's records (central).
+Who is trusted decides what stands between gate and server: nothing (isrl), the sum over silos (masks, or a shuffler that passes on totals), or
+one curator with everybody's records (central). Masks cancel to the last bit in a sum (tests/core/protocol/test_masks.py), so none are drawn here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from silodp.core.query import Query, Release
 from silodp.core.sampling import Sampling
 from silodp.core.weights import Weights
 from silodp.server.federation import Channel, Everyone, Federation, Measured
+from silodp.server.order import TOTALS
 from silodp.server.plan import Plan
 from silodp.server.shuffled import ShuffledFederation
 from silodp.silo.answer.simulated import Simulated
@@ -52,7 +53,7 @@ def connect(
         gate = Gate(curator, ledger, dim=problem.dim, counts=curator.records.counts, runs=len(seeds))
         return Curated(seen(_ToCurator(gate, curator)), who, weights)
     gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
-    if trust == "shuffle":
+    if trust in TOTALS:
         return ShuffledFederation(seen(ThroughShuffler(gate, records.counts)), who, weights)
     return Federation(seen(InProcess(gate)), who, weights)
 

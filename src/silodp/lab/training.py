@@ -280,7 +280,7 @@ class _Run(Run):
 
     def spent(self) -> list[float]:
         """Epsilon of each silo at its own delta, against whoever the trust does not name."""
-        if self.made.order.trust == "shuffle":
+        if self.made.order.totals:
             return [seen.epsilon(budget.delta) for seen, budget in zip(self._totals, self.budgets, strict=True)]
         return np.broadcast_to(np.asarray(self._ledger.epsilon())[0], len(self.records.names)).tolist()
 
@@ -302,7 +302,7 @@ class _Run(Run):
         write_environment(self.folder, noise=noise)
         silos = [
             {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
-            | ({"local_epsilon_at_most": seen.local(b.delta)} if order.trust == "shuffle" else {})
+            | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})
             for name, b, s, seen in zip(self.records.names, self.budgets, self.spent(), self._totals, strict=True)
         ]
         return {

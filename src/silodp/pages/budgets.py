@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from silodp.core.figures import left_of, shown
+from silodp.core.figures import ALONE, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.charts import legend, spent_bar
 from silodp.pages.markup import Markup, folded, section, table, tag
@@ -39,7 +39,7 @@ def spent(run: Run, s: Silo) -> str:
     said += f"{len(s.charges)} charges" + "".join(f"; {code} {times}" for code, times in s.dropped.items()) + "."
     if s.local is not None:
         local = f"ε {shown(s.local)}" if math.isfinite(s.local) else "no bound"
-        said += f" Against the shuffler itself, which sees this silo's own counts: {local}."
+        said += f" Under this silo's own noise alone, {ALONE.get(str(run.about.get('trust')), '')}: {local}."
     if s.evaluated:
         own = s.evaluated
         if own.count:

@@ -66,7 +66,11 @@ def _what(run: Run, about: dict[str, str]) -> str:
 
 
 def _privacy(run: Run) -> str:
-    whom = {"shuffle": "the server, which sees totals", "central": "whoever sees the model; the server sees every record"}
+    whom = {
+        "masks": "the server, which sees totals, and silos that collude with it, as many as the order says",
+        "shuffle": "the server, which sees totals",
+        "central": "whoever sees the model; the server sees every record",
+    }
     lines = [
         "## Privacy",
         f"- unit: {_unit(run)}; neighbours replace one record, and the number of records is public",

@@ -230,7 +230,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         finished = summary["ended"] == "finished"
         state, said = ("finished", "It came to its end.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
-    silos, rule = [], "totals" if order.get("trust") == "shuffle" else "gdp"
+    silos, rule = [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
     budgets = {silo["name"]: silo for silo in found.get("silos", ())}
     for card in cards:
         budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # the command line reads the defaults below before it knows w
 OUTPUTS = ("last", "random", "tail")
 """Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the average of the tail."""
 WEIGHTS = ("equal", "records", "precision")
-TRUSTS = ("isrl", "shuffle", "central")
+TRUSTS = ("isrl", "masks", "shuffle", "central")
+TOTALS = ("masks", "shuffle")
+"""Trusts under which the server sees totals over silos, and no silo's own answer."""
 NOISES = ("exact", "paper", "theory")
 SCHEDULE = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "momentum", "kappa")
 """The settings of ready algorithms, in a user's words."""
@@ -74,8 +76,12 @@ class Order:
     user_level: bool = False
     """Whether epsilon and delta are for a whole silo's records, not for one of them."""
     trust: str = "isrl"
-    """isrl (nobody is trusted), shuffle (a shuffler, which passes on totals of `least` silos or more) or central (the server itself)."""
+    """isrl (nobody is trusted), masks (all but `colluding` of the silos, to add their noise), shuffle (a shuffler, which passes on totals) or
+    central (the server itself). A total is of `least` silos or more."""
     least: int | None = None
+    colluding: int = 0
+    drops: float = 0.0
+    """Under masks: the share of questions that are asked once more, since a silo that had been counted on did not answer."""
     weights: str = OPEN
     participation: str = "all"
     sampling: str | None = None
@@ -105,18 +111,34 @@ class Order:
             if getattr(self, name) not in (*known, OPEN):
                 raise BadInput(f"{name} {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
         check_seed(self.seed)
-        if self.trust != "shuffle" and self.least is not None:
-            raise BadInput("--least belongs to --trust shuffle; leave it out")
+        if not self.totals and self.least is not None:
+            raise BadInput("--least belongs to --trust masks or shuffle; leave it out")
+        if self.trust != "masks" and (self.colluding or self.drops):
+            raise BadInput(f"--{'colluding' if self.colluding else 'drops'} belongs to --trust masks; leave it out")
+        if self.colluding < 0 or not 0 <= self.drops <= 1:
+            raise BadInput(
+                f"colluding is {self.colluding} and drops {self.drops:g}; the first must be 0 or more, the second between 0 and 1"
+            )
         if self.trust != "isrl":
             if self.weights == "precision":
                 raise BadInput(
                     "weights by precision belong to --trust isrl: a total, or a curator, counts each record alike; leave them out"
                 )
             noise = "--from-theory" if self.noise == "theory" else "--noise"
-            ruled = self.rule is not None and self.trust == "shuffle"  # binomial noise has a rule of its own
+            ruled = self.rule is not None and self.totals  # binomial noise has a rule of its own
             for name, given in ((noise, self.noise != "exact"), ("--rule", ruled), ("--user-level", self.user_level)):
                 if given:
                     raise BadInput(f"{name} belongs to --trust isrl; leave it out")
+
+    @property
+    def totals(self) -> bool:
+        """Whether the server sees totals alone."""
+        return self.trust in TOTALS
+
+    def under(self, trust: str) -> Order:
+        """The order with another trust, and nothing left that belongs to its own."""
+        own: dict[str, Any] = {} if trust in TOTALS else {"least": None}
+        return replace(self, trust=trust, **own | ({} if trust == "masks" else {"colluding": 0, "drops": 0.0}))
 
     @property
     def coins(self) -> int:

@@ -37,6 +37,8 @@ MOST_ROUNDS = 100_000
 """Of a theorem, which nobody has asked for by a number: a dry run asks every question, too."""
 AGAINST = {
     "isrl": "epsilon is against everybody who sees what a silo sends, the server and the other silos too",
+    "masks": "epsilon is against the server and the colluding silos together, by masks that nobody is known to break; if all other silos "
+    "collude with the server, a silo is up against its own noise alone",
     "shuffle": "epsilon is against the server, which sees totals, unless it says otherwise; the shuffler, or whoever else sees a silo's own "
     "counts, is up against that silo's own noise alone",
     "central": "epsilon is against whoever sees the model and what the server tells; the server itself sees every record",
@@ -63,11 +65,11 @@ class Prepared:
 
     def weights(self, counts: Sequence[int], held_out: Sequence[int] = ()) -> Weights:
         """How silos count in a mean. A total counts records alike, whichever silo holds them."""
-        return Weights("records" if self.order.trust == "shuffle" else self.order.weights, tuple(counts), tuple(held_out))
+        return Weights("records" if self.order.totals else self.order.weights, tuple(counts), tuple(held_out))
 
     @property
     def least(self) -> int:
-        """The fewest silos whose total a shuffler passes on."""
+        """The fewest silos of a total."""
         return least_of(self.order, self.participation())
 
 
@@ -101,13 +103,13 @@ def prepare(
     participation = participation_by_name(order.participation, len(counts), order.coins)
     participation()  # refuses what cannot take part
     run = prepared(algorithm, settings, order.step)
-    why, totals = _why_together(order), order.trust == "shuffle"
-    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", totals) if why else run
+    why = _why_together(order)
+    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", order.totals) if why else run
     who = participation()
     if order.trust == "central":
         mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
     runs = [[replace(budget, epsilon=epsilon) for budget in mine] for epsilon in epsilons] or [mine]
-    if order.trust == "shuffle":
+    if order.totals:
         plan = _totals(order, algorithm, samplings, runs, counts, who, dimension, rehearsed, scaled)
     else:
         plan = _gaussian(order, settings, runs, counts, who, rehearsed, scaled)
@@ -154,8 +156,8 @@ def _why_together(order: Order) -> str:
     """Why silos cannot be asked one by one under this order, if they cannot."""
     if order.trust == "central":
         return "and a curator answers for all of them at once; use an algorithm that asks for means"
-    if order.trust == "shuffle":
-        return "and a shuffler passes on totals alone; use an algorithm that asks for means"
+    if order.totals:
+        return "and the server sees totals alone; use an algorithm that asks for means"
     return "and counts them alike; leave --weights out" if order.weights != "equal" else ""
 
 
@@ -177,9 +179,7 @@ class _Together:
 
     def measure(self, query: Query) -> Measured:
         if self._totals and not query.statistic.in_totals:
-            raise BadInput(
-                f"a shuffler adds up clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd"
-            )
+            raise BadInput(f"totals are of clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd")
         return self._fed.measure(query)
 
     def everyone(self) -> _Together:
@@ -196,7 +196,7 @@ def _rows(numbers: Iterable[list[float]]) -> Tensor:
     return torch.tensor(list(numbers), dtype=torch.float64)
 
 
-# --- through a shuffler ----------------------------------------------------------------------------------------------------------
+# --- in totals ------------------------------------------------------------------------------------------------------------------
 
 
 def _totals(
@@ -205,16 +205,19 @@ def _totals(
 ) -> Plan:  # fmt: skip
     """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
     if "local_steps" in algorithm.settings:
-        raise BadInput(f"{algorithm.name} takes local steps, which are no sums over records; the shuffle protocol suits mb-sgd or spider")
+        raise BadInput(f"{algorithm.name} takes local steps, which are no sums over records; totals suit mb-sgd or spider")
     if any(sampling.sampled for sampling in samplings.values()):
-        raise BadInput(f"sampling {order.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust shuffle")
+        raise BadInput(f"sampling {order.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust {order.trust}")
     if scaled is not None:
-        raise BadInput("features are not scaled through a shuffler; give --schema, --scale none, or a file of public ranges with --scale")
+        raise BadInput("features are not scaled in totals; give --schema, --scale none, or a file of public ranges with --scale")
     if dimension is None:
-        raise BadInput("dimension is missing; --trust shuffle needs --dimension, the number of parameters of the model")
+        raise BadInput(f"dimension is missing; --trust {order.trust} needs --dimension, the number of parameters of the model")
     least, (mechanisms, shares) = least_of(order, who), asks(order)
     budgets = [least_of_all(row) for row in runs]
-    return calibrate_shuffled(run, mechanisms, budgets, counts, who, dimension=dimension, least=least, shares=shares)
+    colluding = order.colluding if order.trust == "masks" else None
+    return calibrate_shuffled(
+        run, mechanisms, budgets, counts, who, dimension=dimension, least=least, shares=shares, colluding=colluding, drops=order.drops
+    )
 
 
 def asked_at_least(who: Everyone) -> int:
@@ -228,6 +231,10 @@ def least_of(order: Order, who: Everyone) -> int:
     least = most if order.least is None else order.least
     if not 1 <= least <= most:
         raise BadInput(f"least is {least}; it must lie between 1 and {most}, the silos that take part in a round")
+    if order.trust == "masks" and least < order.colluding + 2:
+        raise BadInput(
+            f"{least} silos with {order.colluding} colluding leave nobody to hide among; use {order.colluding + 2} silos or more"
+        )
     return least
 
 

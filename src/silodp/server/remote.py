@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -54,7 +55,9 @@ class QuestionReport:
     replayed: bool
     query: Query
     total: tuple[Tensor, int] | None = None
-    """Through a shuffler: (1, d), the sum over those who answered, and how many records are in it."""
+    """Where the server sees totals: (1, d), the sum over those who answered, and how many records are in it."""
+    lost: tuple[tuple[Event | TotalEvent, tuple[str, ...]], ...] = ()
+    """Attempts before, of which no total came, and the silos that may have been charged for each."""
 
 
 class Remote:
@@ -86,6 +89,8 @@ class Remote:
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
         self.pending: tuple[Event | TotalEvent, tuple[str, ...]] | None = None
         """What was sent, and to whom, of a question that has come to no end: they may have charged it."""
+        self.lost: list[tuple[Event | TotalEvent, tuple[str, ...]]] = []
+        """The same of earlier attempts at that question."""
 
     @property
     def asked(self) -> int:
@@ -123,7 +128,7 @@ class Remote:
 
     def _closing(self, report: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
         self._report(report, answers)
-        self._sequence, self.pending = self._sequence + 1, None
+        self._sequence, self.pending, self.lost = self._sequence + 1, None, []
 
     def _record(self, frames: Mapping[str, bytes], replies: dict[str, bytes], dropped: dict[str, str]) -> None:
         if self._journal:
@@ -146,7 +151,11 @@ class Remote:
         return Envelope(card.name, self._run, self._id(silo), card.definition, asked, round)
 
     def _id(self, silo: int) -> str:
-        return hashlib.sha256(f"{self._run}/{self._sequence}/{self._cards[silo].name}".encode()).hexdigest()[:40]
+        return self._named(f"{self._run}/{self._sequence}/{self._cards[silo].name}")
+
+    @staticmethod
+    def _named(text: str) -> str:
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
 
     def _live(
         self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes]
@@ -160,11 +169,19 @@ class Remote:
             raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{moved}")
         self._before()
         self.pending = query.event(), tuple(frames)
-        answers: dict[str, Answer | Sealed] = {}
+        answers, replies, dropped = self._collect(
+            frames, lambda name, raw: self._opened(raw, query, asked[name], frames[name]), need, "answered"
+        )
+        return answers, replies, {name: "retired" for name in asked if name not in frames} | dropped
+
+    def _collect(
+        self, frames: Mapping[str, bytes], opened: Callable[[str, bytes], Any], need: int, did: str
+    ) -> tuple[dict[str, Any], dict[str, bytes], dict[str, str]]:
+        """What `opened` makes of the replies, the replies, and the codes of those who gave none; StopRun if fewer than `need` did what was asked."""
+        answers: dict[str, Any] = {}
         replies: dict[str, bytes] = {}
-        dropped = {name: "retired" for name in asked if name not in frames}
         waiting, begin, sending = self._present(frames), time.monotonic(), Sending(self._carrier, self._timeouts.retry)
-        dropped |= {name: "silent" for name in frames if name not in waiting}
+        dropped = {name: "silent" for name in frames if name not in waiting}
         while waiting:
             left = self._timeouts.deadline - (time.monotonic() - begin)
             if left <= 0 and (len(answers) >= need or left <= self._timeouts.deadline - self._timeouts.limit):
@@ -172,7 +189,7 @@ class Remote:
             before = len(waiting)
             came = sending.send({name: frames[name] for name in waiting}, left)
             for name in [name for name in waiting if name in came]:
-                got = self._opened(came[name], query, asked[name], frames[name])
+                got = opened(name, came[name])
                 if not isinstance(got, str):
                     answers[name], replies[name] = got, came[name]
                     waiting.remove(name)
@@ -188,7 +205,7 @@ class Remote:
             raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
         if len(answers) < need:
             number = self._sequence + 1
-            raise StopRun(f"{len(answers)} of {len(asked)} silos answered question {number}, and {need} must ({_list(dropped)})")
+            raise StopRun(f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)})")
         return answers, replies, dropped
 
     def _present(self, frames: Mapping[str, bytes]) -> list[str]:
@@ -229,6 +246,11 @@ class Remote:
                 raise BadInput(f"the journal's reply of {name} to question {self._sequence + 1} is not the silo's; restore the journal")
             answers[name] = got
         return answers
+
+
+def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str]:
+    """Those who answered, and those of whom nobody knows whether they were asked, and charged."""
+    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value")}
 
 
 def _digest(frame: bytes) -> str:

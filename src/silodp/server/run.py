@@ -37,12 +37,13 @@ from silodp.server.federation import Federation
 from silodp.server.folder import open_run, silo_rows
 from silodp.server.journal import Journal
 from silodp.server.loop import Run
-from silodp.server.order import Order, by_silo
+from silodp.server.order import TOTALS, Order, by_silo
 from silodp.server.plan import Plan
 from silodp.server.prepare import Prepared, asked_at_least, prepare
 from silodp.server.progress import Progress as Record
 from silodp.server.quote import Holds
 from silodp.server.remote import Card, Carrier, Remote, Timeouts
+from silodp.server.remote_masked import MaskedRemote
 from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.settings import participation_by_name, samplings_by_name
 from silodp.server.shuffled import ShuffledFederation
@@ -80,10 +81,12 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
     samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
     if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
-    if order.trust == "shuffle":
+    if order.totals:
         quorum_of(order, len(cards))
+    if order.trust == "masks" and order.colluding < (most := max(card.colluding for card in cards)):
+        raise BadInput(f"colluding is {order.colluding}, but a silo's policy wants its price to hold against {most}; use that")
     made = prepare(order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters)
-    if order.trust == "shuffle":
+    if order.totals:
         _check_room(made.plan, cards)
     return made
 
@@ -112,12 +115,12 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
 
 
 def quorum_of(order: Order, silos: int) -> int:
-    """The fewest silos of a total that a shuffler passes on; never one alone."""
+    """The fewest silos of a total; never one alone."""
     who = participation_by_name(order.participation, silos, order.coins)()
     asked = asked_at_least(who)
     least = asked if order.least is None else order.least
     if not 2 <= least <= asked:
-        raise BadInput(f"the quorum is {least}; through a shuffler it must be between 2 and {asked}, the silos that are asked in a round")
+        raise BadInput(f"the quorum is {least}; of a total it must be between 2 and {asked}, the silos that are asked in a round")
     return least
 
 
@@ -138,12 +141,12 @@ def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
 
 def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
     """Raises BadInput unless every silo keeps its ledger by the rule that this trust is priced by."""
-    if trust not in ("isrl", "shuffle"):
-        raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl or shuffle")
-    wanted = "totals" if trust == "shuffle" else "gdp"
+    if trust not in ("isrl", *TOTALS):
+        raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
+    wanted = "totals" if trust in TOTALS else "gdp"
     for card in cards:
         if card.rule != wanted:
-            planned = "through a shuffler is planned for totals" if trust == "shuffle" else "without a shuffler is planned for gdp"
+            planned = "of totals is planned for totals" if trust in TOTALS else "with noise of each silo's own is planned for gdp"
             raise BadInput(f"silo {card.name} keeps its ledger by the rule {card.rule}; a run {planned}, at every silo")
 
 
@@ -199,16 +202,19 @@ class Conduct(Run):
                 undo.callback(_discard, folder, self._there)
             self._tally = Tally(cards, self.made.plan, Record(folder, keep=True))
             undo.callback(self._tally.record.close)
-            if shuffler:
+            if order.totals:
                 quorum = quorum_of(order, len(cards))
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts(), "quorum": quorum}
             self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
             more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
-            self._remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more) if shuffler else Remote(cards, carrier, **more)
+            if shuffler:
+                self._remote: Remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more)
+            else:
+                self._remote = (MaskedRemote if order.trust == "masks" else Remote)(cards, carrier, **more)
             undo.pop_all()
 
     def _federation(self) -> Federation:
-        kind = ShuffledFederation if self.made.order.trust == "shuffle" else Federation
+        kind = ShuffledFederation if self.made.order.totals else Federation
         weights = self.made.weights([card.records for card in self._cards], [card.held_out for card in self._cards])
         return kind(self._remote, self.made.participation(), weights)
 
@@ -217,12 +223,12 @@ class Conduct(Run):
         return self._tally.progress(self.iterates)
 
     def _stopped(self) -> None:
-        if self._remote.pending:
-            self._tally.charge(*self._remote.pending)
+        for event, names in (*self._remote.lost, *([self._remote.pending] if self._remote.pending else [])):
+            self._tally.charge(event, names)
         self._journal.stop(self._since)
 
     def _refused(self) -> None:
-        if self._journal.new and not self._remote.asked and not self._remote.pending:  # no question has gone out
+        if self._journal.new and not self._remote.asked and not self._remote.pending and not self._remote.lost:  # no question has gone out
             _discard(self.folder, self._there)
 
     def _close(self) -> None:

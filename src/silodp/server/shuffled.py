@@ -1,4 +1,4 @@
-"""SDP: the same algorithms over totals that a shuffler has added, and the noise bits that fill a budget.
+"""The same algorithms over totals, which a shuffler has added or masks hide the parts of, and the noise bits that fill a budget.
 
 An algorithm cannot tell this federation from the other: it asks `fed.mean(query)`. Its mechanisms are `Shuffled`, so each silo's gate
 answers with whole numbers for the shuffler, the shuffler passes their sum on, and the analyzer's estimate of the mean comes out here. The
@@ -18,15 +18,16 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
-from silodp.core.mechanisms import Gaussian, Shuffled
+from silodp.core.mechanisms import Gaussian, Masked, Shuffled
 from silodp.core.mechanisms.shuffle import least_bits
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.privacy.totals import Totals, total_share
+from silodp.core.protocol.masks import modulus_for
 from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.server.federation import Channel, Everyone, Federation
-from silodp.server.plan import Plan, Run, calibrate
+from silodp.server.plan import Asked, Plan, Run, calibrate
 
 EXCESS = 0.02
 """Of variance, that rounding may add: the least number of levels at which it does not add more is taken."""
@@ -45,7 +46,7 @@ class ShuffledFederation(Federation):
         return found.to(getattr(query.statistic, "w", found))
 
     def each(self) -> dict[int, Federation]:
-        raise BadInput("a shuffler passes on totals over silos, so no silo can be asked by itself; use an algorithm that asks for means")
+        raise BadInput("the server sees totals over silos, so no silo can be asked by itself; use an algorithm that asks for means")
 
 
 # --- noise bits that fill a budget --------------------------------------------------------------------------------------------------
@@ -70,14 +71,19 @@ def calibrate_shuffled(
     dimension: int,
     least: int,
     shares: Mapping[str, float] | None = None,
+    colluding: int | None = None,
+    drops: float = 0.0,
 ) -> Plan:
     """Levels and noise bits with which `run` as a whole spends each run's budget, if no total of fewer than `least` silos is passed on.
 
-    `mechanisms` are the Gaussians of the same schedule; the budget is split between kinds as they would split it.
+    `mechanisms` are the Gaussians of the same schedule; the budget is split between kinds as they would split it. With `colluding` the totals
+    are masked, and count on the noise of all but so many silos, the largest; a share `drops` of the questions is asked, and paid for, once more.
     """
     plan = calibrate(run, mechanisms, [[b] * len(counts) for b in budgets], counts, participation, shares=shares, rule="gdp")
+    plan = replace(plan, asked=plan.asked + asked_again(plan.asked, drops))
     batch = next(iter(plan.mechanisms.values())).sampling
-    released = sum(sorted(int(batch.batch(n)) for n in counts)[:least])
+    batches = sorted(int(batch.batch(n)) for n in counts)
+    released = sum(batches[: least - (colluding or 0)])  # of any `least` silos: all but the largest
     found = [numerical(tuple(kinds_of(plan, run=j, silos=len(counts))), released, dimension, budget) for j, budget in enumerate(budgets)]
     rules = [Totals.for_budget(budget) for budget in budgets]
 
@@ -85,9 +91,21 @@ def calibrate_shuffled(
         return torch.tensor([[bits.get(kind, (1, 1))[which]] for bits in found])
 
     noisy = {kind: Shuffled(kind, m.clip, chosen(kind, 0), chosen(kind, 1), released, P, m.sampling) for kind, m in mechanisms.items()}
+    if colluding is not None:
+        largest = sum(batches) * max(int((m.levels + m.noise_bits).max()) for m in noisy.values())
+        noisy = {kind: Masked(**vars(m), modulus=modulus_for(largest)) for kind, m in noisy.items()}
     rule = Totals(np.array([[b] for b in budgets], dtype=object), np.array([[r.order] for r in rules]))
     asked = [replace(a, event=replace(noisy[a.kind].event(a.event.count, dimension), sampling=a.event.sampling)) for a in plan.asked]
     return Plan(noisy, rule, asked, plan.counts, plan.budgets)
+
+
+def asked_again(asked: Sequence[Asked], drops: float) -> list[Asked]:
+    """The questions that are asked once more: of alike ones this share, rounded up, each of whoever is asked any of them."""
+    alike: dict[tuple, list[Asked]] = {}
+    for one in asked if drops else ():
+        alike.setdefault((one.kind, one.event.sampling), []).append(one)
+    everybody = {key: tuple(sorted({silo for one in some for silo in one.silos})) for key, some in alike.items()}
+    return [replace(some[0], silos=everybody[key]) for key, some in alike.items() for _ in range(math.ceil(drops * len(some)))]
 
 
 def kinds_of(plan: Plan, *, run: int, silos: int) -> list[Kind]:

@@ -17,7 +17,7 @@ from silodp.core.protocol.codec import Answer, Sealed
 from silodp.server.plan import Plan
 from silodp.server.progress import Progress as Record
 from silodp.server.progress import measured, measured_total
-from silodp.server.remote import MAY_PASS, Card, QuestionReport
+from silodp.server.remote import Card, QuestionReport, maybe_charged
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Tally:
             self._dropped[name][code] += 1
         for name, answer in answers.items():
             self._ledgers[name] = {"count": answer.count, "head": answer.head}
-        maybe = {name for name, code in told.dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value")}
-        self.charge(told.event, maybe | answers.keys())
+        for event, names in (*told.lost, (told.event, maybe_charged(answers, told.dropped))):
+            self.charge(event, names)
         self._look(told, answers)
 
     def charge(self, event: Event | TotalEvent, names: Collection[str]) -> None:

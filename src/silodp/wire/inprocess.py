@@ -29,14 +29,14 @@ class InProcess:
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """What a shuffler passes on: `value` (J, 1, d), the sum over these silos."""
+    """What the server sees of several silos: `value` (J, 1, d), the sum over these silos."""
 
     value: Tensor
     silos: tuple[int, ...]
 
 
 class ThroughShuffler:
-    """The same with a shuffler between gate and server: what comes out is the sum over silos, (J, 1, d), or nothing."""
+    """The same with a shuffler, or masks, between gate and server: what comes out is the sum over silos, (J, 1, d), or nothing."""
 
     def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
         self._gate, self._counts = gate, tuple(counts)
@@ -46,5 +46,5 @@ class ThroughShuffler:
         mechanism = as_total(query.mechanism)
         records = mechanism.contributed(self._counts[i] for i in release.silos)
         if records < mechanism.contributions:
-            raise StopRun(f"{records} records were contributed where {mechanism.contributions} are needed; the shuffler keeps their total")
+            raise StopRun(f"{records} records were contributed where {mechanism.contributions} are needed; nothing is passed on")
         return Total(release.value.sum(1, keepdim=True), release.silos)

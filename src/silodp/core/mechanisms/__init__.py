@@ -2,9 +2,10 @@
 
 from silodp.core.fields import discovered
 from silodp.core.mechanisms.gaussian import Gaussian
+from silodp.core.mechanisms.masked import Masked
 from silodp.core.mechanisms.mechanism import Mechanism
 from silodp.core.mechanisms.totals import Shuffled
 
 MECHANISMS: dict[str, type[Mechanism]] = discovered(Mechanism, __name__, __path__)
 
-__all__ = ["MECHANISMS", "Gaussian", "Mechanism", "Shuffled"]
+__all__ = ["MECHANISMS", "Gaussian", "Masked", "Mechanism", "Shuffled"]

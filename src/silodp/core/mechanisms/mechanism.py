@@ -38,7 +38,9 @@ class Mechanism:
     sampling: Sampling
     wire: ClassVar[dict[str, str]]
     total: ClassVar[bool] = False
-    """Whether answers are for a shuffler, who adds them up: the server sees totals over silos, and no silo's own answer."""
+    """Whether answers are for a shuffler, or masked, and added up: the server sees totals over silos, and no silo's own answer."""
+    masked: ClassVar[bool] = False
+    """Whether it is silos' masks that hide their answers, and no shuffler: a query then names its cohort."""
 
     if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
         __dataclass_fields__: ClassVar[dict[str, Any]]

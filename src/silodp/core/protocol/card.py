@@ -38,6 +38,8 @@ class Card:
     """The name of the study that the silo approves, for people."""
     statistics: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
     """What the policy allowed to be asked when the card was written; older cards say nothing of it."""
+    colluding: int = dataclasses.field(default=0, kw_only=True)
+    """Under masks: against how many other silos with the server its price must hold."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
@@ -51,7 +53,11 @@ class Card:
                 and all(isinstance(v, str) for v in value)
             ):
                 found[field.name] = tuple(value)
-            elif field.type == "int" and type(value) is int and (0 <= value < found["records"] if field.name == "held_out" else value > 0):
+            elif (
+                field.type == "int"
+                and type(value) is int
+                and (0 <= value < found["records"] if field.name in ("held_out", "colluding") else value > 0)
+            ):
                 found[field.name] = value
             elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
                 found[field.name] = float(value)  # type: ignore[arg-type]

@@ -61,7 +61,10 @@ class Envelope:
     model: str
     query: Query
     round: str = ""
-    """Names the round of a shuffled query: all silos are asked under the same name."""
+    """Names the round of a query for a total: all silos are asked under the same name."""
+    attempt: int = 0
+    cohort: bytes = b""
+    """Of a masked query: how often the round was asked before, and the table of its cohort (core.protocol.masks)."""
     version: int = VERSION
 
     @property
@@ -85,7 +88,8 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Sealed:
-    """A silo's answer to a shuffled query: a box (core.box) that the server can only pass on to the shuffler."""
+    """A silo's answer to a query for a total: a box (core.box) that the server can only pass on to the shuffler, or masked counts, which tell
+    something only in the sum over the whole cohort."""
 
     silo: str
     query_id: str
@@ -138,6 +142,9 @@ def _query_body(envelope: Envelope) -> bytes:
     }
     if mechanism.total:
         fields["round"] = name(envelope.round)
+    if mechanism.masked:
+        fields["attempt"] = integer(envelope.attempt)
+        tensors["cohort"] = np.frombuffer(envelope.cohort, np.uint8)
     return _body(fields, tensors)
 
 
@@ -145,7 +152,8 @@ def _read_query(fields: dict, tensors: Tensors) -> Envelope:
     mechanism = read_mechanism(fields["mechanism"], read_named(SAMPLINGS, fields["sampling"], tensors))
     query = Query(read_named(STATISTICS, fields["statistic"], tensors), mechanism)
     names = name(fields["silo"]), name(fields["run"]), name(fields["query"]), hexhash(fields["model"])
-    return Envelope(*names, query, fields.get("round", ""))
+    cohort = tensors["cohort"].tobytes() if mechanism.masked else b""
+    return Envelope(*names, query, fields.get("round", ""), fields.get("attempt", 0), cohort)
 
 
 # --- replies --------------------------------------------------------------------------------------------------------------------

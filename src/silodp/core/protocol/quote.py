@@ -87,7 +87,7 @@ def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
     body, key = open_frame(frame, HOLD, LIMIT)
     if key is None:
         raise Refused("signature")
-    return _parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
+    return parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
 def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
@@ -99,7 +99,7 @@ def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
     body, key = open_frame(frame, HELD, LIMIT)
     if key != silo_key:
         raise Refused("signature")
-    return _parsed(body, _read_reply, _reply_body)
+    return parsed(body, _read_reply, _reply_body)
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _read_reply(fields: dict[str, Any]) -> HoldReply:
     return HoldReply(*names, fields.get("code", ""), integer(fields["seconds"]), *told)
 
 
-def _parsed(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:
+def parsed(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:
     """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
     try:
         value = read(json.loads(body))

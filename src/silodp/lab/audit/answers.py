@@ -24,21 +24,24 @@ from torch import Tensor, nn
 from silodp.core import mechanisms, statistics
 from silodp.core import sampling as samplings
 from silodp.core.errors import Refused
-from silodp.core.mechanisms import Gaussian, Shuffled
+from silodp.core.mechanisms import Gaussian, Masked, Shuffled
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import open_box
-from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.core.protocol.codec import Answer, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.statistics import LocalSteps, Statistic
+from silodp.lab.audit.masked import Companion, unmasked, with_cohort
 from silodp.lab.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import held_out, split_records
 from silodp.silo.data.records import Records
 from silodp.silo.gate import check
+from silodp.silo.service.door import definition_hash
+from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Shuffling
 
 N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
@@ -84,7 +87,11 @@ def _shuffled(clip: float, sampling: samplings.Sampling, loud: bool) -> Shuffled
     return Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling)
 
 
-MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled}
+def _masked(clip: float, sampling: samplings.Sampling, loud: bool) -> Masked:
+    return Masked(**vars(_shuffled(clip, sampling, loud)), modulus=64)
+
+
+MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled, Masked: _masked}
 """A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little that what it hides can be read."""
 
 
@@ -228,21 +235,29 @@ class Answering(Silo):
     budget = Budget(1e12, 1e-5)
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
-        self.rule = Totals.for_budget(self.budget) if mechanism is Shuffled else Renyi(2.0)
+        self.rule = Totals.for_budget(self.budget) if issubclass(mechanism, Shuffled) else Renyi(2.0)
         self.shuffling = Shuffling(public(SEAL), "pseudonym.key", CROWD, 0), signing("the audit's pseudonym")
-        self._asked = 0
+        self._asked, self._other = 0, Companion("other-silo", definition_hash(world()[0]))
+        self.masking = Masking((self._other.member,), colluding=0, least=2)
         self.set_up(folder, pipeline, *world())
 
     def put(self, query: Query) -> Tensor:
-        """(d,) float64: the answer to a new question, out of the box where it is for a shuffler. AssertionError if there is a refusal."""
+        """(d,) float64: the answer to a new question, out of its box or from under its masks where it is for a total. AssertionError if there is a refusal."""
         self._asked += 1
         name = f"q{self._asked}"
-        reply = decode_reply(self.handle(self.frame(name, query, name)), limit=2**24)
+        envelope = self.envelope(name, query, name)
+        if query.mechanism.masked:
+            assert self.masks is not None
+            own = self.masks.offer(public(self._key), envelope.run)
+            envelope = with_cohort(envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, CROWD)])
+        reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)
         if not query.mechanism.total:
             assert isinstance(reply, Answer), f"the gate refused ({reply})"
             return reply.value[0].double()
         assert hasattr(reply, "box"), f"the gate refused ({reply})"
-        contribution, _ = open_box(reply.box, self.envelope(name, query, name).shuffle_round, SEAL)  # type: ignore[union-attr]
+        if query.mechanism.masked:
+            return torch.from_numpy(unmasked(reply.box, envelope, [self._other]).astype(np.float64))  # type: ignore[union-attr]
+        contribution, _ = open_box(reply.box, envelope.shuffle_round, SEAL)  # type: ignore[union-attr]
         return torch.from_numpy(contribution.counts.astype(np.float64))
 
     def direct(self, query: Query) -> Tensor:

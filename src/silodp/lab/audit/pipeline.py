@@ -41,6 +41,7 @@ from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.silo.service import door as door_module
 from silodp.silo.service.door import Door, definition_hash
+from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.policy import Policy, Shuffling
 from silodp.wire.inprocess import ThroughShuffler
 
@@ -61,6 +62,7 @@ class Pipeline:
     analysed: Callable[..., Any] = analysed
     pool: Any = Pool
     store: Any = RoundStore
+    masker: Any = Masker
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -153,6 +155,7 @@ class Silo:
     samplings: tuple[str, ...] = ("FullBatch",)
     held_out = 0.0
     shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
+    masking: Masking | None = None
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
         """Twelve records, of which the first has this target: two silos with different targets are neighbours."""
@@ -189,7 +192,9 @@ class Silo:
         """A new process: everything that was only in memory is gone."""
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
-            more: dict[str, Any] = {"registry": self.registry, "shuffling": self.shuffling, "held_out": self.held_out}
+            own = signing("the audit's own silo")
+            self.masks = self.pipeline.masker(self.masking, own, self.policy.definition) if self.masking else None
+            more: dict[str, Any] = {"registry": self.registry, "shuffling": self.shuffling, "masks": self.masks, "held_out": self.held_out}
             self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, **more)
 
     def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:

@@ -179,7 +179,7 @@ class Search:
         linear = self.models[0] in ("linear", "logistic") and task.kind in ("binary", "multiclass", "regression")
         said = any(getattr(order, name) is not None for name in ("rounds", "step", "momentum")) or order.loss or order.prox != "zero"
         few = len(self.facts.kinds) <= MOST_PRODUCTS
-        return ONE_SHOT in ALGORITHMS and linear and not said and few and order.trust != "shuffle"  # a shuffler adds up gradients alone
+        return ONE_SHOT in ALGORITHMS and linear and not said and few and not order.totals  # which are of gradients alone
 
     def _rounds(self, model: str) -> tuple[int, ...]:
         if model.startswith("mlp"):
@@ -206,16 +206,16 @@ class Search:
 
     def _settled(self, batch: Batch) -> Order:
         """For the plan: noise depends on neither clip nor step."""
-        trust = "central" if self.order.trust == "shuffle" else self.order.trust
-        return replace(self.order, algorithm=batch.algorithm, model=batch.model, rounds=batch.rounds, clip=1.0, step=1.0, momentum=0.5,
-                       output="last", trust=trust, least=None)  # fmt: skip
+        order = self.order.under("central") if self.order.totals else self.order
+        return replace(order, algorithm=batch.algorithm, model=batch.model, rounds=batch.rounds, clip=1.0, step=1.0, momentum=0.5,
+                       output="last")  # fmt: skip
 
     def _noise_of(self, batch: Batch) -> dict[str, float]:
         key = batch.algorithm, batch.rounds
         if key not in self._noise:
             facts, order = self.facts, self._settled(batch)
             made = prepare(order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled)
-            factor = (TOTALS if self.order.trust == "shuffle" else 1.0) * _fewer(made.participation())
+            factor = (TOTALS if self.order.totals else 1.0) * _fewer(made.participation())
             self._noise[key] = {kind: factor * std for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()}
         return self._noise[key]
 

@@ -13,7 +13,7 @@ from silodp.server.advice.candidates import EFFORTS, Effort
 from silodp.server.advice.chooser import choose
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.words import lines
-from silodp.server.order import TRUSTS, Order, targets
+from silodp.server.order import TOTALS, TRUSTS, Order, targets
 
 T = TypeVar("T")
 CLOSE = 0.02
@@ -28,7 +28,12 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
     for trust in TRUSTS:
         weights = None if order.weights == "precision" and trust != "isrl" else order.weights
         try:
-            advice = choose(replace(order, trust=trust, weights=weights), facts, effort=effort)
+            if (
+                trust == "shuffle" and "refused" not in (masks := trusts["masks"]) and not order.colluding
+            ):  # the same totals, whoever adds them
+                trusts[trust] = masks | {"trust": trust, "order": masks["order"] | {"trust": trust}}
+                continue
+            advice = choose(replace(order.under(trust), weights=weights), facts, effort=effort)
         except BadInput as error:
             if trust == order.trust:
                 raise
@@ -39,9 +44,9 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
     best = min((trusts[t]["expected"]["error"] for t in usable), default=math.inf)
     advised = next((t for t in usable if trusts[t]["expected"]["error"] <= best + CLOSE), None)
     if not trusts["isrl"].get("expected", {"enough": True})["enough"]:
-        trusts["isrl"]["needed"] = _needed(replace(order, trust="isrl"), facts, effort or EFFORTS[1])
+        trusts["isrl"]["needed"] = _needed(order.under("isrl"), facts, effort or EFFORTS[1])
     budgets = {n: budget for n, budget in zip(facts.counts, targets(order, facts.names, facts.counts), strict=True)}
-    given = [{"records": n} | gives_up(budget, gaussian=advised != "shuffle") for n, budget in sorted(budgets.items())]
+    given = [{"records": n} | gives_up(budget, gaussian=advised not in TOTALS) for n, budget in sorted(budgets.items())]
     return {"synthetic": True, "advised": advised, "trusts": trusts, "gives_up": given}
 
 

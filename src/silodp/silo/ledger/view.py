@@ -88,7 +88,7 @@ def said_of(summary: dict[str, Any]) -> str:
     local = f"epsilon {shown(summary['local_epsilon'])}" if summary["local_epsilon"] is not None else "no bound"
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent against the server, which sees totals ({about}). "
-        f"Against the shuffler itself, or whoever else sees this silo's own counts: {local}."
+        f"Against whoever sees this silo's own counts (the shuffler itself, or under masks all other silos and the server together): {local}."
     )
 
 

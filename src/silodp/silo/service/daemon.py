@@ -44,6 +44,7 @@ from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
 from silodp.silo.service.approve import stamp
 from silodp.silo.service.door import Door, FrameNote
+from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
 
@@ -177,6 +178,7 @@ def open_door(
     shuffling: Shuffling | None,
     ledger: DurableLedger,
     *,
+    masking: Masking | None = None,
     noted: Callable[[FrameNote], None] = lambda note: None,
     registry: Path | None = None,
 ) -> tuple[Door, tuple[str, ...], int]:
@@ -186,9 +188,10 @@ def open_door(
     own = read_records(place, schema)
     problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
     sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
+    masks = Masker(masking, key, policy.definition) if masking else None
     door = Door(
         policy, problem, own.records(approved_map(place, schema)), ledger,
-        held_out=place.held_out, signing_key=key, shuffling=sealing, registry=registry, noted=noted, known_by=own.known_by,
+        held_out=place.held_out, signing_key=key, shuffling=sealing, masks=masks, registry=registry, noted=noted, known_by=own.known_by,
     )  # fmt: skip
     return door, own.features, problem.dim
 
@@ -210,7 +213,7 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
     seen = stamp(path)
-    policy, place, shuffling = Policy.load(path), Place.load(path), Shuffling.load(path)
+    policy, place, shuffling, masking = Policy.load(path), Place.load(path), Shuffling.load(path), Masking.load(path)
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
     daemon.check_files(place, used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder), secret=secret)
     with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
@@ -222,7 +225,7 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
                     f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
                     "keep it in a folder with mode 0700, and the socket in a folder of its own"
                 )
-        (door, _, _), key = open_door(policy, place, shuffling, ledger, noted=log.note), read_key(place.key)
+        (door, _, _), key = open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note), read_key(place.key)
         log.follow(ledger)
 
         def handle(frame: bytes) -> bytes:

@@ -31,6 +31,8 @@ from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
+from silodp.core.protocol.masks import ROW
+from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
 from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.query import Release
@@ -40,6 +42,7 @@ from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import finish, known, take
+from silodp.silo.service.masking import Masker
 from silodp.silo.service.policy import CODES, HOUR, Policy, Shuffling
 
 FINISHED = 10_000
@@ -74,6 +77,7 @@ class Door:
         held_out: float = 0.0,
         signing_key: Ed25519PrivateKey | None = None,
         shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
+        masks: Masker | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
@@ -83,7 +87,7 @@ class Door:
         this machine computes each record by itself (`Exact.verify`).
 
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
-        name with the pseudonym's key; without it, shuffled queries are refused. `noted` is told of each frame, before its reply is sent.
+        name with the pseudonym's key; without it, shuffled queries are refused; masked ones are without `masks`. `noted` is told of each frame, before its reply is sent.
         `known_by` are the features and labels that the ledger recognises the records by, an exact digest of them all, and who the persons
         are, where those are not the records' own: what a file holds stays the same under another schema.
         """
@@ -103,11 +107,12 @@ class Door:
         self._exact = Exact(problem, records, partition=partial(ledger.partition, generation=self._generation), held_out_share=held_out)
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
-        self._shuffling = shuffling
+        self._shuffling, self._masks = shuffling, masks
         self._charges, self._noted, self._note = Charges(ledger), noted, FrameNote("answered")
         self._lock = threading.Lock()
         self._paused = False
         self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        self._longest += ROW * (len(masks.policy.members) + 1) if masks else 0
         self.limit = max(self._longest, HOLD_LIMIT)
         """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
         self._quotes = _holds_since(ledger, clock() - HOUR)
@@ -142,30 +147,34 @@ class Door:
             raise Refused("paused")
         if frame[:4] == HOLD:
             return self._hold(frame)
+        if frame[:4] == KEYS:
+            return self._offer(frame)
         envelope, asker, digest = decode_query(frame, limit=self._longest)
         query, now = envelope.query, self._clock()
         self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
         self._policy.check(envelope, asker, n=self._n, now=now)
         round = ""
         if query.mechanism.total:
-            self._check_shuffle(as_total(query.mechanism))
+            self._check_total(envelope)
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         paid = self._ledger.for_query(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, generation=self._generation,
-            most_local=self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf, now=now,
+            most_local=self._most_local(), now=now,
         )  # fmt: skip
         if paid.answer is not None:
             self._note = replace(self._note, code="repeated")
             return paid.answer
         self._exact.check(query)
+        if query.mechanism.masked and self._masks:
+            self._masks.begin(asker, envelope)
         if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
         answer = (
-            Sealed(*names, self._sealed(envelope, release), cast(TotalEvent, release.event), count, head)
+            Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
             if release.event.total
             else Answer(*names, release.value[0], cast(Event, release.event), count, head)
         )
@@ -192,7 +201,7 @@ class Door:
         for event in events:
             self._policy.check_planned(event, n=self._n)
             if event.total:
-                self._check_shuffle(cast(TotalEvent, event))
+                self._check_planned_total(cast(TotalEvent, event))
         about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
         found = take(self._ledger, **about, events=events, caps=self._policy, now=now, generation=self._generation)
         self._note = replace(self._note, code=found.code or "held")
@@ -200,10 +209,44 @@ class Door:
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
         return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
 
+    def _offer(self, frame: bytes) -> bytes:
+        """Gives the silo's key for a run; no record is touched, and nothing is charged."""
+        request, asker, digest = decode_key_request(frame)
+        self._note = FrameNote("offered", request.run)
+        self._policy.check_asker(request, asker, now=self._clock())
+        if self._masks is None:
+            raise Refused("masks")
+        return encode_offer(Offer(request.silo, digest, self._masks.offer(asker, request.run)), self._key)
+
+    def _check_total(self, envelope: Envelope) -> None:
+        """A total is refused that counts on more noise of others than the officer allows."""
+        mechanism = as_total(envelope.query.mechanism)
+        if not mechanism.masked:
+            self._check_shuffle(mechanism)
+        elif self._masks is None:
+            raise Refused("masks")
+        else:
+            self._masks.check(envelope, int(mechanism.sampling.batch(self._n)))
+
     def _check_shuffle(self, asked: Shuffled | TotalEvent) -> None:
         if self._shuffling is None:
             raise Refused("shuffle")
         self._shuffling[0].check(asked)
+
+    def _check_planned_total(self, event: TotalEvent) -> None:
+        """Of masked totals the cohort is not known before they are asked: a hold of them is of what they cost with so many contributions."""
+        if self._masks is None:
+            self._check_shuffle(event)
+
+    def _most_local(self) -> float:
+        shuffled = self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf
+        return min(shuffled, self._masks.policy.maximum_local_epsilon if self._masks else math.inf)
+
+    def _hidden(self, asker: str, envelope: Envelope, release: Release) -> bytes:
+        """The counts under the masks of the query's cohort, or in a box for the shuffler."""
+        if envelope.query.mechanism.masked and self._masks:
+            return self._masks.masked(asker, envelope, release.value[0, 0].numpy())
+        return self._sealed(envelope, release)
 
     def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
         """Counts a request against its own asker's rate; not one that came before, which whoever carries frames can repeat."""

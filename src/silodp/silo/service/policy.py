@@ -17,8 +17,8 @@ A policy never sees a record: what it refuses is a function of the query, of thi
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
 
-A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, and `Shuffling` from a table [shuffle] where the silo
-takes part in a shuffle; `silodp silo init` writes them with comments.
+A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, `Shuffling` from a table [shuffle] where the silo
+takes part in a shuffle, and `Masking` from a table [masks] where it takes part in masked totals; `silodp silo init` writes them with comments.
 """
 
 from __future__ import annotations
@@ -63,9 +63,15 @@ CODES: dict[str, str] = {
     "noise": "The noise multiplier is below the policy's minimum, or outside what the lattice can carry.",
     "batch": "The batch does not exist, or is expected to hold fewer records than the policy's minimum.",
     "shuffle": "The query is for a shuffler, and the policy names none.",
+    "masks": "The query is for masked totals, and the policy has no table [masks].",
+    "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
+    "cohort": "The query's cohort lacks this silo or its noise, is too small, or holds a key that its silo has not signed for this run.",
+    "epoch": "The query names a key of this silo that it no longer has; it gives a new one after each start.",
+    "attempts": "The round has been asked as often as the policy lets one round be asked.",
+    "modulus": "The total of this cohort could pass the query's modulus.",
     "contributions": "The query counts on the noise of more records than the policy says that all members have.",
     "round": "The total that the answer would go into has been answered already, under another query id.",
-    "local": "The answer would take what the shuffler can learn past the policy's maximum_local_epsilon.",
+    "local": "The answer would take what whoever sees the silo's own counts can learn past the policy's maximum_local_epsilon.",
     "steps": "The number of local steps, or their length, is outside the policy's range.",
     "shape": "A point has not the model's number of parameters, or a feature statistic not the silo's number of features.",
     "not-finite": "A point holds a number that is not finite.",
@@ -179,8 +185,8 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """The policy in a TOML file, whose tables [daemon] and [shuffle] are not its own; BadInput names the field that cannot be used."""
-        return cls.of({name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle")})
+        """The policy in a TOML file, whose tables [daemon], [shuffle] and [masks] are not its own; BadInput names the field that cannot be used."""
+        return cls.of({name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle", "masks")})
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:

@@ -27,6 +27,7 @@ from silodp.host.tables import table_text
 if TYPE_CHECKING:
     import numpy as np
 
+    from silodp.silo.service.masking import Masking
     from silodp.silo.service.policy import Place
 
 COMMENTS = {
@@ -110,12 +111,14 @@ def provision(
     shuffler: str | None = None,
     contributions: int = 0,
     colluding: int = 0,
+    masking: Masking | None = None,
     schema: Path | None = None,
     **changes: Any,
 ) -> Silo:
     """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
 
     With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key too.
+    With `masking` it takes part in masked totals with the members that its officer will pin (`silodp silo trust`).
     `changes` are other values for fields of the policy and of its [daemon] table, such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -130,8 +133,10 @@ def provision(
     from silodp.silo.service.policy import Place, Policy, Shuffling
 
     shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
-    if (rule == "totals") != bool(shuffling):
-        raise BadInput(f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule and a shuffler belong together")
+    if (rule == "totals") != bool(shuffling or masking):
+        raise BadInput(
+            f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule belongs together with a shuffler, or with masks (--least)"
+        )
     own = {field.name for field in fields(Place)}
     found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
     for field in changes:
@@ -156,6 +161,7 @@ def provision(
         model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
         held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, study=policy.study, feature_map=feature_map,
         statistics=policy.statistics,
+        colluding=masking.colluding if masking else 0,
         policy=str(folder / "policy.toml"),
         findings=(
             *said_of(Path(place.data), read_by),
@@ -164,7 +170,9 @@ def provision(
         pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
     files = {
-        "policy.toml": policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None),
+        "policy.toml": policy_text(
+            asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None, masking
+        ),
         place.key: key_text(key),
         "silo.json": json.dumps(made.card(), indent=1) + "\n",
     }
@@ -204,10 +212,15 @@ def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, ru
     }  # fmt: skip
 
 
-def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None) -> str:
-    """The file that `Policy`, `Place` and `Shuffling` are loaded from, each field with its comment."""
+def policy_text(
+    policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None, masking: Masking | None = None
+) -> str:
+    """The file that `Policy`, `Place`, `Shuffling` and `Masking` are loaded from, each field with its comment."""
+    from silodp.silo.service.masking import table_of
+
     head = "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it.\n"
     more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}" if shuffling else ""
+    more += f"\n{table_of(masking)}" if masking else ""
     return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
 
 

@@ -1,0 +1,32 @@
+"""Totals over silos that nobody adds up but the server, who can read nothing else: each silo masks its own counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from silodp.core.errors import Refused
+from silodp.core.fields import INTEGER
+from silodp.core.mechanisms.totals import Shuffled
+from silodp.core.protocol.masks import MODULI
+
+if TYPE_CHECKING:
+    from silodp.core.statistics import Statistic
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Shuffled):
+    """The totals of `Shuffled`, under masks that cancel in the sum over the query's cohort, modulo 2^modulus (core.protocol.masks).
+
+    `contributions` are the records whose noise the price counts on, as there: of a gate's cohort all but the largest, which may collude.
+    """
+
+    modulus: int = 64
+
+    wire: ClassVar = Shuffled.wire | {"modulus": INTEGER}
+    masked = True
+
+    def check(self, statistic: Statistic, runs: int, silos: int) -> None:
+        super().check(statistic, runs, silos)
+        if self.modulus not in MODULI:
+            raise Refused("modulus")

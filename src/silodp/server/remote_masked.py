@@ -1,0 +1,132 @@
+"""The channel to silos that mask their counts for each other: a key from each, the table of the cohort to all, and the sum of what comes back.
+
+The server can read nothing but that sum, and it only if the whole cohort has answered. Every attempt at a question begins with a key round, which
+costs nothing: whoever is not there is not in the table. If somebody drops out after it, the total is lost and what the others were charged stays
+charged; they are asked again without, as another attempt, which has noise and a price of its own. A question is two records of the journal
+for each attempt: the keys, then the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Masked
+from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Answer, Envelope, Refusal, Sealed, decode_reply
+from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
+from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
+from silodp.core.query import Query
+from silodp.server.asking import believed
+from silodp.server.federation import StopRun
+from silodp.server.journal import Round
+from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, maybe_charged
+
+ATTEMPTS = 3
+"""At one question, before a run ends early; a gate's policy has a number of its own."""
+_KEY_OF = "key of "
+
+
+class MaskedRemote(Remote):
+    """Asks a cohort for masked counts and adds them up: `value` (1, 1, d) is the sum over the silos that count, which are all of the cohort."""
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answers:
+        """The total of whoever is there, at least the quorum. Raises StopRun where the cohort breaks too often, or becomes too small."""
+        mechanism, missing = query.mechanism.of(0), dict[str, str]()
+        assert isinstance(mechanism, Masked)
+        wanted = {self._cards[i].name: i for i in sorted(silos)}
+        self._attempt, tries = 0, 0
+        while True:
+            rows, gone = self._keys({name: i for name, i in wanted.items() if name not in self.retired}, mechanism)
+            missing |= gone | {name: "retired" for name in wanted if name in self.retired}
+            asked = {name: i for name, i in wanted.items() if name in rows}
+            self._table = write_table(rows.values())
+            frames = self._opening(query, list(asked.values()))[1]
+            recorded = self._journal.read() if self._journal else None
+            if recorded is None:
+                answers, replies, dropped = self._live(query, asked, frames)
+                self._record(frames, replies, dropped)
+                tries += 1
+            else:
+                answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
+            self._settle(frames, dropped)
+            missing = {name: code for name, code in missing.items() if name not in asked} | dropped
+            if len(answers) == len(asked):
+                break
+            self.lost.append((query.event(), tuple(sorted(maybe_charged(answers, dropped)))))
+            self._attempt, self.pending = self._attempt + 1, None
+            if tries == ATTEMPTS:
+                raise StopRun(
+                    f"the cohort of question {self._sequence + 1} has broken {tries} times ({_list(dropped)}); what was charged stays charged"
+                )
+        records = mechanism.contributed(self._cards[i].records for i in asked.values())
+        total = self._sum([a.box for a in answers.values() if isinstance(a, Sealed)], mechanism, records)
+        told = QuestionReport(
+            self._sequence, query.event(), tuple(asked), missing, recorded is not None, query, (total[:, 0], records), tuple(self.lost)
+        )
+        self._closing(told, answers)
+        return Answers(total, tuple(asked.values()))
+
+    # --- the key round ----------------------------------------------------------------------------------------------------------------
+
+    def _keys(self, asked: Mapping[str, int], mechanism: Masked) -> tuple[dict[str, Row], dict[str, str]]:
+        """The rows of those who are there, with the noise that each must add, and why the others are not."""
+        frames = {name: self._key_request(i) for name, i in asked.items()}
+        recorded = self._journal.read() if self._journal else None
+        if recorded is None:
+            rows, replies, gone = self._collect(
+                frames, lambda name, raw: self._row(raw, asked[name], frames[name]), self._quorum, "gave a key for"
+            )
+            if self._journal:
+                named = {_KEY_OF + name: _digest(frame) for name, frame in frames.items()}
+                self._journal.write(Round(self._sequence, named, {_KEY_OF + name: raw for name, raw in replies.items()}, gone))
+        else:
+            self._check_recorded(recorded, {_KEY_OF + name: frame for name, frame in frames.items()})
+            names, gone = [name.removeprefix(_KEY_OF) for name in recorded.replies], recorded.dropped
+            read = {name: self._row(recorded.replies[_KEY_OF + name], asked[name], frames[name]) for name in names}
+            rows = {name: row for name, row in read.items() if isinstance(row, Row)}
+            if len(rows) < len(read):
+                raise BadInput(f"a key in the journal, of question {self._sequence + 1}, is not the silo's; restore the journal")
+        self._settle(frames, gone)
+        batch = {name: int(mechanism.sampling.batch(self._cards[asked[name]].records)) for name in rows}
+        return {name: replace(row, trials=batch[name] * mechanism.noise_bits) for name, row in rows.items()}, gone
+
+    def _key_request(self, silo: int) -> bytes:
+        card = self._cards[silo]
+        return encode_key_request(KeyRequest(card.name, self._run, card.definition), self._key)
+
+    def _row(self, raw: bytes, silo: int, frame: bytes) -> Row | str:
+        """The key that the silo has signed for this run; or the code of a refusal, or "forged"."""
+        card = self._cards[silo]
+        try:
+            if raw[:4] == REPLY:
+                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=card.key)
+                return refusal.code if isinstance(refusal, Refusal) and believed(refusal.code, refusal.digest, frame) else "forged"
+            offer = decode_offer(raw, silo_key=card.key)
+        except Refused:
+            return "forged"
+        own = offer.silo == card.name and offer.digest == _digest(frame) and offer.row.identity.hex() == card.key
+        return offer.row if own and is_signed(offer.row, definition=card.definition, run=self._run) else "forged"
+
+    # --- the question -----------------------------------------------------------------------------------------------------------------
+
+    def _envelope(self, query: Query, silo: int) -> Envelope:
+        made = self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo, str(self._sequence))
+        return replace(made, attempt=self._attempt, cohort=self._table)
+
+    def _id(self, silo: int) -> str:
+        return self._named(f"{self._run}/{self._sequence}.{self._attempt}/{self._cards[silo].name}")
+
+    def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
+        return isinstance(reply, Sealed) and len(reply.box) == query.statistic.shape[-1] * query.mechanism.modulus // 8
+
+    def _sum(self, boxes: Sequence[bytes], mechanism: Masked, records: int) -> torch.Tensor:
+        """(1, 1, d). A liar's answer spoils the sum, as it may spoil any mean; that it did can be seen only where the sum leaves its range."""
+        found = add_masked(boxes, mechanism.modulus)
+        if int(found.max()) > records * (mechanism.levels + mechanism.noise_bits):
+            raise StopRun(
+                f"the total of question {self._sequence + 1} is beyond what its cohort can add up to: a silo has not kept to the table, or has lied"
+            )
+        return torch.from_numpy(found.astype("f8"))[None, None]

@@ -1,0 +1,169 @@
+"""A gate's part in masked totals: the officer's table [masks], the keys of runs, and what must hold before anything is charged.
+
+Keys are made for one run in one life of the process (an epoch), and are in memory alone: after a restart no old question can be answered that was
+not answered before, under its charge or another.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Masked
+from silodp.core.protocol.codec import Envelope
+from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table
+from silodp.host.atomic import write
+from silodp.host.tables import check_number, check_text, check_whole, of_table, read_toml, table_text, toml
+
+RUNS = 64
+"""Runs of one asker for which a gate keeps keys at once; of more the oldest are forgotten, and ask for a key again."""
+COMMENTS = {
+    "members": 'The other silos that may be in a total with this one: "NAME KEY" each, by `silodp silo trust`, once its words were read over the telephone.',
+    "colluding": "How many of them may tell the server their noise: epsilon holds against so many and the server together.",
+    "least": "Silos in a total, this one among them, at least.",
+    "attempts": "How often one round may be asked, each time at its price, when others drop out.",
+    "maximum_local_epsilon": "What the server may learn with all other silos together, over all that is ever asked, by a filter: set it once; inf for no limit.",
+}
+
+
+@dataclass(frozen=True)
+class Masking:
+    """With whom the silo adds up its counts, and on what condition: the table [masks] of a policy file."""
+
+    members: tuple[str, ...]
+    colluding: int
+    least: int
+    attempts: int = 3
+    maximum_local_epsilon: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, tuple):
+            raise BadInput(f"policy: members is {self.members!r:.100}; it must be a list, which `silodp silo trust` fills")
+        for member in self.members:
+            check_text(
+                "policy", "members", member, r"[A-Za-z0-9._-]{1,64} [0-9a-f]{64}", "a name and a public key of 64 hexadecimal digits"
+            )
+        if len(self.identities) < len(self.members):
+            raise BadInput("policy: members names one key twice; each silo has one of its own")
+        check_whole("policy", "colluding", self.colluding, 0, 2**20)
+        check_whole("policy", "least", self.least, self.colluding + 2, 2**20)  # fewer would leave nobody to hide among
+        check_whole("policy", "attempts", self.attempts, 1, 2**20)
+        if self.maximum_local_epsilon != math.inf:  # which sets no limit
+            check_number("policy", "maximum_local_epsilon", self.maximum_local_epsilon, above=0)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Masking | None:
+        """The table in a policy file, or None where it has none."""
+        table = read_toml("policy", path).get("masks")
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            raise BadInput("policy: masks is no table; it must be [masks] with members, colluding and least")
+        return of_table("policy", cls, table)
+
+    @property
+    def identities(self) -> frozenset[bytes]:
+        return frozenset(bytes.fromhex(member.rpartition(" ")[2]) for member in self.members)
+
+
+def table_of(masking: Masking) -> str:
+    """The table [masks] of a policy file, each field with its comment."""
+    return f"[masks]\n{table_text(asdict(masking), COMMENTS)}"
+
+
+def pin(path: Path, members: Iterable[str]) -> Masking:
+    """Afterwards the policy's table [masks] lists these members too; the rest of the file stays as it is. The gate must be started again.
+
+    Whoever has another key than the one that is pinned under its name is refused: a new key is a matter for the officer and an editor.
+    """
+    masking = Masking.load(path)
+    if masking is None:
+        raise BadInput(f"{path} has no table [masks]; `silodp silo init --rule totals --least N` makes a policy with one")
+    before = {name: key for name, _, key in (member.partition(" ") for member in masking.members)}
+    for member in members:
+        name, _, key = member.partition(" ")
+        if before.setdefault(name, key) != key:
+            raise BadInput(f"{path} has another key of {name} pinned; take that line out first, if its officer says that the key is new")
+    made = replace(masking, members=tuple(f"{name} {key}" for name, key in before.items()))
+    text = path.read_text("utf-8")
+    line = re.compile(r"^members = \[[^\]]*\]", re.MULTILINE)
+    if len(line.findall(text)) != 1:
+        raise BadInput(f"{path} has no line with members = [...] of its own; write it so, and try again")
+    write(path, line.sub(lambda _: f"members = {toml(made.members)}", text), mode=path.stat().st_mode & 0o777)
+    return made
+
+
+@dataclass
+class _Run:
+    key: X25519PrivateKey
+    row: Row
+    asked: dict[str, set[str]] = field(default_factory=dict)
+    """By round: the digests of its attempts."""
+
+
+class Masker:
+    """Masks the counts of one silo. Which tables it accepts follows from the query and the policy; what it has answered before, from neither."""
+
+    def __init__(
+        self, masking: Masking, identity: Ed25519PrivateKey, definition: str, *, random: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
+        self.policy, self._identity, self._definition = masking, identity, definition
+        self._own, self._epoch = identity.public_key().public_bytes_raw(), random(EPOCH)
+        self._runs: dict[tuple[str, str], _Run] = {}
+        if self._own in masking.identities:
+            raise BadInput("policy: members names this silo's own key; it must list the others")
+
+    def offer(self, asker: str, run: str) -> Row:
+        """The silo's key for this run: the same until the gate stops."""
+        if (asker, run) not in self._runs:
+            mine = [who for who in self._runs if who[0] == asker]
+            if len(mine) >= RUNS:
+                del self._runs[mine[0]]
+            key = X25519PrivateKey.generate()
+            row = offered(self._identity, key, definition=self._definition, run=run, epoch=self._epoch)
+            self._runs[asker, run] = _Run(key, row)
+        return self._runs[asker, run].row
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the price does. A function of query and policy."""
+        asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
+        assert isinstance(asked, Masked)
+        if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
+            raise Refused("noise")
+        mine = [row for row in rows if row.identity == self._own]
+        if not mine or len(rows) < self.policy.least or mine[0].trials != own * asked.noise_bits:
+            raise Refused("cohort")
+        if not {row.identity for row in rows} - {self._own} <= self.policy.identities:
+            raise Refused("unpinned")
+        if not all(row.trials % asked.noise_bits == 0 and is_signed(row, definition=self._definition, run=envelope.run) for row in rows):
+            raise Refused("cohort")
+        if asked.contributions * asked.noise_bits > counted(rows, self.policy.colluding):
+            raise Refused("contributions")
+        largest = sum(row.trials for row in rows) // asked.noise_bits * (asked.levels + asked.noise_bits)
+        if asked.modulus not in MODULI or largest >= 2**asked.modulus:
+            raise Refused("modulus")
+
+    def begin(self, asker: str, envelope: Envelope) -> None:
+        """Refuses, before any charge, a table with another key of this silo than that of this run and epoch, and one attempt too many at a round."""
+        run = self._runs.get((asker, envelope.run))
+        if run is None or not any(row.key == run.row.key for row in read_table(envelope.cohort) if row.identity == self._own):
+            raise Refused("epoch")
+        attempts = run.asked.setdefault(envelope.round, set())
+        if len(attempts | {envelope.shuffle_round}) > self.policy.attempts:
+            raise Refused("attempts")
+        attempts.add(envelope.shuffle_round)
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        """The counts under the masks of this question's cohort: all that leaves."""
+        asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
+        (mine,) = (row for row in rows if row.identity == self._own)
+        return masked(counts, self._runs[asker, envelope.run].key, mine, rows, envelope.shuffle_round, asked.modulus)

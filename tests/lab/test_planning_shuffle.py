@@ -80,6 +80,22 @@ def test_fewer_silos_that_may_be_released_cost_noise_and_keep_the_budget():
     assert part["epsilon"] == pytest.approx(spent)
 
 
+def test_masks_have_the_arithmetic_of_a_shuffle_and_pay_for_silos_that_may_collude_and_for_drops():
+    small = {"records": (200,) * 10, "dimension": 50}
+    shuffled, masked = plan(**small), plan(trust="masks", **small)
+    assert masked["parameters"] == shuffled["parameters"]
+    assert masked["epsilon"] == {"server": shuffled["epsilon"]["server"], "all_others": shuffled["epsilon"]["shuffler"]}
+    assert masked["noise_std"]["masks"] == shuffled["noise_std"]["shuffle"]
+    assert masked["bits_per_silo_round"]["masked"] == 32 * 50
+    wary, dropping = plan(trust="masks", colluding=2, **small), plan(trust="masks", drops=0.1, **small)
+    assert wary["noise_std"]["masks"] == pytest.approx(math.sqrt(10 / 8) * masked["noise_std"]["masks"], rel=0.02)
+    assert dropping["noise_std"]["masks"] == pytest.approx(math.sqrt(1.1) * masked["noise_std"]["masks"], rel=0.02)
+    for answer in (wary, dropping):
+        assert 0.98 * 3 <= answer["epsilon"]["server"] <= 3.0
+    found = shuffle.Parameters(*(wary["parameters"][name] for name in ("levels", "noise_bits", "p")))
+    assert shuffle.epsilon([(shuffle.noise(found, 8 * 200, 50), 50)], 200**-2) == pytest.approx(wary["epsilon"]["server"])
+
+
 def test_disjoint_batches_pay_once_and_send_a_batch():
     small = {"records": (500,) * 4, "dimension": 20}
     whole, parts = plan("mb-sgd", **small), plan("prox-sgd", **small)
@@ -131,6 +147,10 @@ def test_the_theorem_is_shown_where_its_constants_are_given():
         ({"trust": "everyone"}, ("everyone", "isrl, masks, shuffle, central")),
         ({"trust": "isrl", "least": 3}, ("--least", "shuffle")),
         ({"algorithm": "prox-sgd", "records": (20,)}, ("batches of 0",)),
+        ({"colluding": 1}, ("--colluding", "masks")),
+        ({"trust": "isrl", "drops": 0.1}, ("--drops", "masks")),
+        ({"trust": "masks", "drops": 1.5}, ("drops 1.5", "between 0 and 1")),
+        ({"trust": "masks", "colluding": 24}, ("nobody to hide among", "26 silos")),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_sentence(case, words):

@@ -38,7 +38,7 @@ def source(tmp_path):
 
 
 @pytest.mark.parametrize("participation", ["all", "uniform:2", "random:2:3", "balanced:2"])
-@pytest.mark.parametrize("trust", ["isrl", "shuffle", "central"])
+@pytest.mark.parametrize("trust", ["isrl", "masks", "shuffle", "central"])
 def test_a_run_spends_what_its_plan_says_and_no_more(source, tmp_path, trust, participation):
     order = replace(SMALL, trust=trust, participation=participation)
     plan = planned(order, SIZES, dimension=3)
@@ -46,10 +46,10 @@ def test_a_run_spends_what_its_plan_says_and_no_more(source, tmp_path, trust, pa
     assert ran["trust"] == trust
     assert ran == json.loads((tmp_path / "run/spent.json").read_text())
     spent = [silo["spent_epsilon"] for silo in ran["silos"]]
-    if trust == "shuffle":
+    if trust in ("masks", "shuffle"):
         most, local = plan["epsilon"]["server"], max(silo["local_epsilon_at_most"] for silo in ran["silos"])
         assert "against the server" in ran["said"]
-        assert local <= plan["epsilon"]["shuffler"] * (1 + 1e-9)
+        assert local <= plan["epsilon"]["shuffler" if trust == "shuffle" else "all_others"] * (1 + 1e-9)
     else:
         most = max(silo["spent_epsilon"] for silo in plan["silos"])
     assert max(spent) <= most * (1 + 1e-9)

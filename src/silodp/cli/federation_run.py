@@ -17,7 +17,7 @@ from silodp.cli.federation import Folder, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
-from silodp.cli.options import Json, New, Resume, RunFolder, SchemaFile, takes_order
+from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.server.order import AUTO, Order
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @federation.command()
-@takes_order("delta", "user_level", "trust", "least", "colluding", "rule", "noise")
+@takes_order("delta", "user_level", "trust", "least", "colluding", "drops", "rule", "noise")
 def run(
     order: Order,
     project: Project = None,
@@ -41,6 +41,7 @@ def run(
     retry: Annotated[
         float, typer.Option(help="Seconds after which the same question is sent again; each further time after twice as long.")
     ] = 10.0,
+    drops: Drops = 0.0,
     resume: Resume = False,
     new: New = False,
     out_dir: RunFolder = None,
@@ -106,7 +107,7 @@ def run(
         masked = not mixer and all(card.rule == "totals" for card in cards)
         trust = "masks" if masked else "shuffle" if mixer else "isrl"
         colluding = max(card.colluding for card in cards) if masked else 0
-        order = replace(order, trust=trust, least=quorum if mixer or masked else None, colluding=colluding)
+        order = replace(order, trust=trust, least=quorum if mixer or masked else None, colluding=colluding, drops=drops)
         if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
             raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     advice = None

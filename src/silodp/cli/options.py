@@ -43,6 +43,9 @@ Rounds = Annotated[int, typer.Option(help="Communication rounds R; 25 with an --
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.")
 ]
+Drops = Annotated[
+    float, typer.Option(help="Share of rounds to budget for that are asked once more as a silo has dropped out, with --trust masks.")
+]
 
 ORDER: dict[str, Any] = {
     "algorithm": AlgorithmName,
@@ -69,9 +72,7 @@ ORDER: dict[str, Any] = {
         int | None, typer.Option(help="Fewest silos of a round that is released, with --trust masks or shuffle; all that are asked by default.")
     ],
     "colluding": Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks: epsilon holds against them all.")],
-    "drops": Annotated[
-        float, typer.Option(help="Share of rounds to budget for that are asked once more as a silo has dropped out, with --trust masks.")
-    ],
+    "drops": Drops,
     "rounds": Rounds,
     "phase": Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")],
     "settings": Annotated[

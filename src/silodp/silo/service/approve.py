@@ -26,7 +26,8 @@ from silodp.core.protocol.card import Card
 from silodp.host import atomic
 from silodp.host.schema import load_schema, schema_text
 from silodp.host.study import CODE, Study, read_study
-from silodp.host.tables import read_toml, toml
+from silodp.host.tables import of_table, read_toml, toml
+from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Place, Policy, Shuffling
 
 APPROVED, LOG = "approved", "approvals.jsonl"
@@ -250,8 +251,9 @@ def edited(text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: 
     with contextlib.suppress(tomllib.TOMLDecodeError):
         if tomllib.loads("".join(parts)) == wanted:
             return "".join(parts)
-    rest = {name: value for name, value in wanted.items() if name not in ("daemon", "shuffle")}
-    return policy_text(rest, wanted["daemon"], wanted.get("shuffle"))
+    rest = {name: value for name, value in wanted.items() if name not in ("daemon", "shuffle", "masks")}
+    masking = of_table("policy", Masking, wanted["masks"]) if "masks" in wanted else None
+    return policy_text(rest, wanted["daemon"], wanted.get("shuffle"), masking)
 
 
 def _set(part: str, fields: Mapping[str, Any]) -> str:

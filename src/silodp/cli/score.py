@@ -39,7 +39,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the noise: for r
 Charge = Annotated[float, typer.Option("--epsilon", help="What each silo pays for it; its ledger adds it to everything before.")]
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")]
 REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
-TOTALS = "The shuffler passes on one total over all silos, so there are no figures by silo; the price is before the server."
+TOTALS = "The server sees one total over all silos, so there are no figures by silo; the price is before the server."
 SAID = (
     "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
     "estimated from released figures; 95 %: the interval by both together."
@@ -70,7 +70,7 @@ def evaluate(
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
-    if answer["trust"] == "shuffle":
+    if answer["trust"] in ("masks", "shuffle"):
         say(TOTALS)
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
         evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
@@ -180,20 +180,21 @@ def federation_evaluate(
     words = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
     label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
     asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
-    held, names, shuffled = [card.held_out for card in cards], [card.name for card in cards], bool(load_state(folder).get("shuffler"))
+    held, names, trust = [card.held_out for card in cards], [card.name for card in cards], _trust(folder, cards)
     with interruptible(REPEATED):
-        if shuffled:
+        if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
             from silodp.server.order import least_of_all
 
             budgets = [least_of_all(budgets)] * len(cards)
             counts = [card.records for card in cards]
-            query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, **asked)
+            colluding = max(card.colluding for card in cards) if trust == "masks" else None
+            query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked)
             found = score_total(_channel(folder, cards, words, deadline), query, counts=counts, held_out=held, **asked)
         else:
             found = score(_remote(folder, cards, words, deadline), w, gaussian_for("score", budgets), names=names, held_out=held, **asked)
     answer = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets), "cap": cap, "bins": bins}
-    answer |= {"run": place.name, "trust": "shuffle" if shuffled else "isrl"}
+    answer |= {"run": place.name, "trust": trust}
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
@@ -202,7 +203,7 @@ def federation_evaluate(
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
-    if shuffled:
+    if trust != "isrl":
         say(TOTALS)
     _show_charged(answer["silos"])
 
@@ -276,11 +277,19 @@ def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) ->
     return Federation(_channel(folder, cards, asked, deadline, totals=False), Everyone(len(cards)))
 
 
+def _trust(folder: Path, cards: Sequence[Card]) -> str:
+    """Under which trust the federation's silos answer."""
+    if load_state(folder).get("shuffler"):
+        return "shuffle"
+    return "masks" if all(card.rule == "totals" for card in cards) else "isrl"
+
+
 def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *, totals: bool = True) -> Channel:
-    """The way to the silos, or with `totals` to their shuffler: the ids of questions follow from what is asked, so that asking again is
+    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is asked, so that asking again is
     repeating and not paying again."""
     from silodp.cli.federation_shuffle import shuffler_card
     from silodp.server.remote import Remote, Timeouts
+    from silodp.server.remote_masked import MaskedRemote
     from silodp.server.remote_shuffled import ShuffledRemote
 
     folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
@@ -288,6 +297,8 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
     about: dict[str, Any] = {"run": run, "key": read_key(folder / "asker.key"), "timeouts": waits}
     if not totals:
         return Remote(cards, carrier_of(folder, state), **about)
+    if not state.get("shuffler"):
+        return MaskedRemote(cards, carrier_of(folder, state), quorum=len(cards), **about)
     mixer = shuffler_card(Path(state["shuffler"]).parent / "shuffler.json")
     return ShuffledRemote(cards, carrier_of(folder, state), shuffler=mixer, **about)
 

@@ -82,8 +82,8 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
     purpose, label = f"evaluate {_evaluations(folder)} {bins} {cap!r}", source.read_by.label if source.read_by else None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
-    if order.trust == "shuffle":
-        found, paid = _through_shuffler(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked)
+    if order.totals:
+        found, paid = _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked)
     else:
         fed, ledger = _connected(problem, held, budgets, seed, purpose)
         found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, **asked)
@@ -103,16 +103,16 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     }
 
 
-def _through_shuffler(
+def _in_total(
     problem: Problem, held: Records, w: Tensor, order: Order, seed: int | None, purpose: str, asked: dict[str, Any]
 ) -> tuple[list[Scores], list[dict]]:
-    """The same as one total of all silos' held-out records, which a shuffler adds under the noise of all of them; priced before the server."""
+    """The same as one total of all silos' held-out records, under the noise of all of them, or all but the colluding; priced before the server."""
     budget = least_of_all(budgets_of(order, held.names, held.counts, {"": FullBatch()}))
-    query = shuffled_for(w, budget, held.counts, **asked)
+    query = shuffled_for(w, budget, held.counts, None, order.colluding if order.trust == "masks" else None, **asked)
     ledger = MemoryLedger(Totals.for_budget(budget), budget, held.counts)
     everyone, seeds = Everyone(len(held)), [_coins(seed, f"{purpose} {budget!r}")]
     seen = list[Channel]()
-    connect("shuffle", problem, held, ledger, seeds, everyone, Weights("records", held.counts), lambda c: seen.append(c) or c)
+    connect(order.trust, problem, held, ledger, seeds, everyone, Weights("records", held.counts), lambda c: seen.append(c) or c)
     found = score_total(seen[0], query, counts=held.counts, held_out=held.counts, **asked)
     made = Schedule()
     made.add("", query.event())

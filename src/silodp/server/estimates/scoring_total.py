@@ -1,4 +1,4 @@
-"""How good a model is, from one total over silos that a shuffler has added: the figures of `scoring`, for all held-out records together.
+"""How good a model is, from one total over silos, which a shuffler has added or masks hide the parts of: the figures of `scoring`, for all held-out records together.
 
 The server sees no silo's own scores, so there is nothing by silo; for that the noise is that of one sum over all records and not of one a silo.
 """
@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Shuffled
+from silodp.core.mechanisms import Masked, Shuffled
 from silodp.core.mechanisms.shuffle import Parameters, variance
 from silodp.core.privacy.accounting import Budget, gdp_mu
+from silodp.core.protocol.masks import modulus_for
 from silodp.core.query import Query
 from silodp.core.statistics import ScoreTotal
 from silodp.core.weights import Weights
@@ -25,16 +26,21 @@ from silodp.server.shuffled import Kind, P, ShuffledFederation, numerical
 KIND = "score"
 
 
-def shuffled_for(w: Tensor, budget: Budget, counts: Sequence[int], least: int | None = None, **asked: Any) -> Query:
+def shuffled_for(
+    w: Tensor, budget: Budget, counts: Sequence[int], least: int | None = None, colluding: int | None = None, **asked: Any
+) -> Query:
     """The one question, with the least noise at which it takes the whole budget if no total of fewer than `least` silos is passed on.
+
+    With `colluding` the total is masked, and counts on the noise of all but so many silos.
 
     `counts` are the records whose noise is in a total; what is asked for is as of `scoring.asked_of`.
     """
     about, unit = asked_of(**asked)
     statistic = ScoreTotal(w, about.cells, about.cap / unit)
-    released = sum(sorted(counts)[:least])
+    released = sum(sorted(counts)[: (least or len(counts)) - (colluding or 0)])
     levels, bits = numerical((Kind(KIND, 1, 1 / gdp_mu(budget)),), released, statistic.shape[-1], budget)[KIND]
-    return Query(statistic, Shuffled(KIND, statistic.norm, levels, bits, released, P))
+    made = Shuffled(KIND, statistic.norm, levels, bits, released, P)
+    return Query(statistic, made if colluding is None else Masked(**vars(made), modulus=modulus_for(sum(counts) * (levels + bits))))
 
 
 def score_total(channel: Channel, query: Query, *, counts: Sequence[int], held_out: Sequence[int], **asked: Any) -> list[Scores]:

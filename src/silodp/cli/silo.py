@@ -235,4 +235,5 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     say(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")
 
 
+from silodp.cli import silo_personal as _personal  # noqa: E402, F401
 from silodp.cli import silo_study as _study  # noqa: E402, F401 -- more commands of this group

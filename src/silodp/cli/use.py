@@ -47,11 +47,13 @@ def predict(
     Examples: `silodp predict runs/train new.csv` · `silodp predict runs/train new.csv --threshold 0.2 --keep id --out risks.csv`
     """  # fmt: skip
     from silodp.core.problem.reading import default_threshold
-    from silodp.host.model import open_model
+    from silodp.host.model import PERSONAL, open_model
     from silodp.silo.predict import predict as predicted
 
-    opened = open_model(trained, {"model": model, "feature_map": feature_map})
+    opened = open_model(trained, {"model": model, "feature_map": feature_map}, personal=True)
     rows_of, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
+    if PERSONAL in opened.about:
+        notes.append(f"This is the personal model of {opened.about[PERSONAL]}: not private, so never send it.")
     used = default_threshold(opened.schema) if threshold is None else threshold
     if out_file:
         try:

@@ -24,6 +24,8 @@ from silodp.core.problem.schema import Schema
 from silodp.host.extension import file_hash, load
 
 FILE = "model.safetensors"
+PERSONAL = "personal"
+"""In a model's file: the silo to whose records it was fitted without noise. Such a model may not leave that silo."""
 CODE = ("model", "feature_map")
 """What may be FILE.py:NAME."""
 
@@ -42,14 +44,21 @@ class Stored:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
-def open_model(given: Path, code: dict[str, str | None] | None = None) -> Stored:
-    """The model in a run's folder, or in its file; `code` has this user's own copies of what was FILE.py:NAME."""
+def open_model(given: Path, code: dict[str, str | None] | None = None, *, personal: bool = False) -> Stored:
+    """The model in a run's folder, or in its file; `code` has this user's own copies of what was FILE.py:NAME.
+
+    One that was fitted to a silo's own records is not private: it is opened only for who says that it stays there.
+    """
     path = given / FILE if given.is_dir() else given
     try:
         with safe_open(path, "pt") as file:
             about, tensors = dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+    if PERSONAL in about and not personal:
+        raise BadInput(
+            f"{path} is the personal model of {about[PERSONAL]}: it is not private and may not leave that silo; `silodp predict` uses it there"
+        )
     if "schema" not in about and "plain" not in about:
         raise BadInput(f"{path} does not say which columns it reads: it is of an older version, or of another program; train again")
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}

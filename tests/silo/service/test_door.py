@@ -262,7 +262,7 @@ def test_after_the_charge_a_computation_that_fails_still_gives_a_release(tmp_pat
         raise RuntimeError("record 3 has income 51234")
 
     door, _ = silo(tmp_path)
-    monkeypatch.setattr(exact.Exact, "_gradients", lambda self, points: broken)
+    monkeypatch.setattr(exact.Exact, "_gradients", lambda self, *points: broken)
     raw = door.handle(asked("q1"))
     assert isinstance(decode_reply(raw, limit=door.limit), Answer)
     assert b"51234" not in raw

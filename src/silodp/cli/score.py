@@ -83,6 +83,9 @@ def evaluate(
 def profile(
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo; cells may be missing.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="The public schema of the files, in TOML: features are then what it makes of them, people its unit.")
+    ] = None,
     label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
     epsilon: Pays = None,
@@ -100,11 +103,13 @@ def profile(
     from silodp.server.order import Order
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
-    source = Source(data, tuple(silo or ()), label, classes, data_dir=data_dir, scale="none")
+    source = Source(data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
     if as_json:
         return dump(answer)
+    if schema:
+        say("Features are what the schema makes of the columns: numbers go from -1 to 1 over their public range.")
     _show_profile(answer)
     _show_charged(answer["silos"])
 

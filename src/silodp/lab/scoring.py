@@ -125,7 +125,7 @@ def profile_data(order: Order, source: Source) -> dict:
     loaded = replace(source, scale="none").load(order.coins, holes=True)
     records, classes = loaded.records, loaded.classes
     names = loaded.features or tuple(f"f{j}" for j in range(records.features))
-    labels = tuple(source.class_names(classes))
+    labels = source.read_by.label.classes if source.read_by else tuple(source.class_names(classes))
     budgets = _budgets(order, records)
     problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
     problem.person = source.read_by.person if source.read_by else None

@@ -23,6 +23,7 @@ STYLE = {
     "spider-paper": ("#0b5fa5", ":", "o"), "spider-diff-paper": ("#7fb2dd", ":", "D"), "mb-sgd-paper": ("#d1495b", ":", "s"),
     "local-sgd-paper": ("#2e8b57", ":", "^"), "spider-open": ("#0b5fa5", "--", ""), "mb-sgd-open": ("#d1495b", "--", ""),
     "local-sgd-open": ("#2e8b57", "--", ""), "mb-sgd-shuffle": ("#d1495b", "--", "s"), "spider-shuffle": ("#7fb2dd", "--", "D"),
+    "mb-sgd-masks": ("#d1495b", "-.", "^"), "spider-masks": ("#7fb2dd", "-.", "^"),
     "mb-sgd-central": ("#d1495b", ":", "x"), "spider-central": ("#7fb2dd", ":", "x"),
 }  # fmt: skip
 

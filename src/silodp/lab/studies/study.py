@@ -47,6 +47,8 @@ CURVES = {
     "linear": "Logistic regression, server momentum",
     "mb-sgd-shuffle": "MB-SGD, SDP",
     "spider-shuffle": "SPIDER, SDP (phase > 1)",
+    "mb-sgd-masks": "MB-SGD, masks, 2 silos may collude",
+    "spider-masks": "SPIDER, masks, 2 silos may collude (phase > 1)",
     "mb-sgd-central": "MB-SGD, central DP",
     "spider-central": "SPIDER, central DP (phase > 1)",
 }
@@ -200,9 +202,13 @@ def _rival(study: Study, algorithm: str, curve: str = "", **grid: tuple[float, .
     return [_arm(study, curve or algorithm, "exact", _tuned(study, **grid), algorithm)]
 
 
+COLLUDING = 2
+"""Silos that may tell their noise, in studies of masks; with none that may, masks are a shuffle's totals, draw for draw."""
+
+
 def _trusting(study: Study, name: str, trust: str) -> list[Arm]:
     """A curator's budget is counted as a shuffle's is, at a Renyi order, so that the two differ in what is trusted alone."""
-    words = {"trust": trust, "rule": "renyi" if trust == "central" else None}
+    words = {"trust": trust, "rule": "renyi" if trust == "central" else None, "colluding": COLLUDING if trust == "masks" else 0}
     curve = f"{name}-{trust}"
     return _mb_sgd(study, curve, "exact", **words) if name == "mb-sgd" else _spider(study, curve, "exact", study.grid.phases, **words)
 
@@ -228,7 +234,7 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "linear": lambda s: _rival(s, "momentum", "linear", momentum=s.grid.momenta),
     **{
         f"{name}-{trust}": lambda s, name=name, trust=trust: _trusting(s, name, trust)
-        for name in ("mb-sgd", "spider") for trust in ("shuffle", "central")
+        for name in ("mb-sgd", "spider") for trust in ("masks", "shuffle", "central")
     },
 }  # fmt: skip
 
@@ -319,7 +325,12 @@ AGAIN: dict[str, Study] = {
 }  # fmt: skip
 """SPIDER under SDP and central DP with other draws of the noise, around what the whole grid picks: how far the two differ by chance."""
 
-STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN}
+MASKS: dict[str, Study] = {
+    name.replace("trust", "masks"): replace(study, methods=("mb-sgd-masks", "spider-masks")) for name, study in TRUST.items()
+}
+"""The same algorithms in masked totals; a figure of its own, to be drawn into that of TRUST."""
+
+STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN, **MASKS}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from silodp.cli.app import app
+from silodp.cli.pages import judge_of
+from silodp.core import verdict
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.protocol.card import Card
@@ -430,6 +432,16 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     charged = [entry.amount for entry in ledger.entries() if entry.act == "charge"]
     assert charged == [pytest.approx(gdp_mu(budget) ** 2)]
     assert ledger.spent() == pytest.approx(4.0, rel=1e-3)
+    pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
+    from silodp.silo.service.page import GatePage
+
+    path = Path(ledger.path).parent / "policy.toml"
+    page = " ".join(re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._came()).split())
+    wanted = found[0]["accuracy"]
+    assert "What evaluations found" in page
+    assert f" {wanted.value:.2f} ({verdict.interval('accuracy', vars(wanted))[0]:.2f}-" in page, "the officer sees what the server sees"
+    assert judge_of(path.parent / "nothing/policy.toml") is None
+    assert judge_of(path)(np.zeros(4), 1.0) is None  # of another statistic
 
 
 def test_cards_and_policies_older_than_held_out_records_hold_none(clinic):

@@ -103,12 +103,43 @@ def ui(
         from silodp.silo.service.page import GatePage
 
         tabs = [("The gate", "/silo")]
-        routes = GatePage(silo, _token(token, quiet=as_json), [*([("Runs", "/")] if root else []), *tabs]).routes()
+        shown = [*([("Runs", "/")] if root else []), *tabs]
+        routes = GatePage(silo, _token(token, quiet=as_json), shown, judge_of(silo)).routes()
     listener = _bound(host, port)
     app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
     dump({"address": address}) if as_json else print(f"Open {address} in a browser on this machine; Ctrl-C ends it.", flush=True)
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
+
+
+def judge_of(policy: Path) -> Any:
+    """What a score that this silo has answered says, by the silo's own public card; None where there is no card, or no classes to judge."""
+    from silodp.cli.federation_files import read_card
+    from silodp.core.problem.schema import Schema
+
+    try:
+        card = read_card(policy.parent / "silo.json")
+    except BadInput:
+        return None
+    label = Schema.parse(card.schema, f"the card of {card.name}").label if card.schema else None
+    if not card.held_out or not card.classes:
+        return None
+
+    def judge(value: Any, multiplier: float) -> dict | None:
+        import torch
+
+        from silodp.core.mechanisms import Gaussian
+        from silodp.core.statistics import Score
+        from silodp.server.estimates.scoring import as_rows, asked_of, noise_of, scores_of
+
+        asked, _ = asked_of(len(card.classes), max(1, (len(value) - 3) // 2), 1.0, label, None)
+        statistic = Score(torch.zeros(1, 1), asked.cells, 1.0)
+        if statistic.shape[-1] != len(value):
+            return None
+        noise = noise_of(statistic, Gaussian("score", 1.0, multiplier), card.held_out, 0)
+        return as_rows([scores_of(card.name, card.held_out, value, noise, asked)], len(card.classes))[0]
+
+    return judge
 
 
 def config(uvicorn: Any, app: Any) -> Any:

@@ -258,6 +258,12 @@ class DurableLedger:
         tally = self._file.snapshot()
         return 1.0 if tally.closing.written_off else tally.total / tally.capacity
 
+    def stored(self, query_id: str) -> bytes | None:
+        """The answer that was given to this query, as it was sent; None where there is none, or none any more."""
+        file = self._file
+        with file.explained(), file.transaction(write=False) as connection:
+            return file.answer(connection, file.tally.queries.get(query_id))
+
     def entries(self) -> Iterator[Entry]:
         """All entries in order, as of now."""
         with self._file.explained(), self._file.transaction(write=False) as connection:

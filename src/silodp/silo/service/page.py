@@ -8,18 +8,22 @@ from __future__ import annotations
 import hmac
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from silodp.core import verdict
 from silodp.core.errors import BadInput
-from silodp.core.figures import HOLDS, left_of, shown
+from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
+from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.host import log
 from silodp.host.listener import LINE_CODES
 from silodp.host.lock import running
@@ -52,11 +56,17 @@ LINE = re.compile(
 )
 
 
+SCORED, LONGEST_SCORE = 20, 2**20
+"""Evaluations that are listed, the latest, and the bytes that an answer to one may have."""
+Judge = Callable[[np.ndarray, float], Mapping[str, Any] | None]
+"""What the means of a score say at this noise multiplier, as a row of an evaluation; None where they are of another kind."""
+
+
 class GatePage:
     """The page of one silo's gate; `token` lets whoever has it pause the gate."""
 
-    def __init__(self, policy: Path, token: str | None, tabs: Tabs) -> None:
-        self._path, self._token, self._tabs = policy, token, tabs
+    def __init__(self, policy: Path, token: str | None, tabs: Tabs, judge: Judge | None = None) -> None:
+        self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
         self._place = Place.load(policy)
         self._ledger = DurableLedger.open(Path(self._place.ledger))
 
@@ -144,6 +154,7 @@ class GatePage:
         return join(
             [
                 section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
+                *self._scores(queries),
                 section("frames", "What came to the gate", self._frames(queries)),
                 section("rules", "What the policy allows", self._rules(rules)),
                 section("ledger", "The ledger", entries, tag("p", "Head ", tag("span", head, class_="hash"), class_="soft small")),
@@ -166,6 +177,24 @@ class GatePage:
             rows.append((when, became, found["statistic"] or "-", *who, _percent(found["price"]), _percent(found["left"])))
         columns = ("when (UTC)", "what became of it", "statistic", "kind", "asker", "run", "price", "left after")
         return table(f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7))
+
+    def _scores(self, queries: list[dict]) -> list[Markup]:
+        """What evaluations found here, beside what each has cost: by the very answers that were sent, which are private already."""
+        rows = []
+        for q in [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:] if self._judge else []:
+            reply = decode_reply(self._ledger.stored(q["query_id"]) or b"", limit=LONGEST_SCORE)
+            found = self._judge(reply.value[0].numpy(), reply.event.multiplier) if isinstance(reply, Answer) and self._judge else None
+            words = [verdict.short(found, name) for name in (ACCURACY, BALANCED, AUC)] if found else ["in a total alone", "-", "-"]
+            who = called(self._ledger.path, q["asker"])
+            rows.append((q["time"][:16].replace("T", " "), who, *words, f"{rounded_up(100 * q['cost'], 3)} %"))
+        if not rows:
+            return []
+        columns = ("when (UTC)", "asker", "accuracy", "balanced accuracy", "AUC", "price")
+        found = table("Evaluations of a model on the records that this silo holds out", columns, rows, numbers=(2, 3, 4, 5))
+        note = (
+            "95 % intervals, by noise at the clip that silodp's server asks with and by the number of records. Price: share of the budget."
+        )
+        return [section("scores", "What evaluations found", found, tag("p", note, class_="soft small"))]
 
     def _rules(self, rules: Policy) -> Markup:
         return facts([

@@ -202,18 +202,22 @@ np.savez("alone.npz", torch=module(torch.from_numpy(np.load("rows.npy"))).numpy(
     assert about["threshold"] == 0.2
 
 
-@pytest.mark.parametrize("task", ["multiclass", "regression", "survival"])
-def test_the_scikit_learn_form_knows_every_task(silodp, trained, task, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [(task, None) for task in ("multiclass", "regression", "survival", "count", "ordinal")]
+    + [(task, "additive:5") for task in ("binary", "ordinal")],
+)
+def test_the_scikit_learn_form_knows_every_task(silodp, trained, task, model, tmp_path):
     from silodp.server.export.standalone import Model
 
-    run, new = trained(task)
+    run, new = trained(task, model) if model else trained(task)
     said = pd.DataFrame(json.loads(silodp("predict", run, new, "--json")[1])["rows"])
     assert silodp("export", run, "--to", "sklearn", "--out", "alone")[0] == 0
     model = Model(tmp_path / "alone.npz")
     figures = said.drop(columns="predicted", errors="ignore").to_numpy()
-    found = model.predict(pd.read_csv(new))[:, None] if task == "regression" else model.predict_proba(pd.read_csv(new))
+    found = model.predict(pd.read_csv(new))[:, None] if task in ("regression", "count") else model.predict_proba(pd.read_csv(new))
     assert abs(found - figures).max() < 1e-4 * (30 if task == "regression" else 1)
-    if task == "multiclass":
+    if task in ("multiclass", "ordinal", "binary"):
         assert list(model.predict(pd.read_csv(new))) == list(said["predicted"])
 
 

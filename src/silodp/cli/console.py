@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -111,7 +112,7 @@ def show(*tables: Table) -> None:
     """Each table, or the list of its rows where the screen is so narrow that words would be broken."""
     _read()
     for one in tables:
-        if out.measure(one).minimum <= out.width:
+        if Measurement.get(out, out.options.update(width=10_000), one).minimum <= out.width:
             out.print(one, soft_wrap=False)
             continue
         if one.title:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,7 +152,7 @@ def _make(
     site = site_of(engine)
     from silodp.silo.service.provision import provision
 
-    files = _cut(folder, data, silos, seed, data_dir, bool(feature_map)) if data else {path.stem: path for path in silo or ()}
+    files = _cut(folder, data, silos, seed, data_dir, bool(feature_map)) if data else {_plain(path.stem): path for path in silo or ()}
     if len(files) != (silos if data else len(silo or ())):
         raise BadInput(f"the silos' files are {', '.join(map(str, silo or ()))}; each needs a file name of its own")
     for name in files:
@@ -189,6 +191,12 @@ def _make(
     if site:
         site.provision(folder / "engine", list(shuffle.sites(folder, state)))
     return state
+
+
+def _plain(name: str) -> str:
+    """A file's name in the letters that a silo's may have: without accents, and with hyphens for what is left."""
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]", "-", letters)[:64] or "silo"
 
 
 def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:

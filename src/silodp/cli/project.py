@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,10 @@ from silodp.cli.questions import ask_schema, ask_silos
 from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import BY_ROW
-from silodp.core.problem.schema import TYPES
+from silodp.core.problem.schema import TYPES, Form
 from silodp.host.atomic import new_files
 from silodp.host.schema import schema_text
+from silodp.host.tables import toml
 
 FILE = "silodp.toml"
 SAID, SPEND = "silodp.settings", "silodp.spend"
@@ -38,7 +40,7 @@ silo = [{silos}]
 {test}{model}# Model, algorithm, rounds, step, clip and weights are chosen from public facts: sizes, columns and budgets. `silodp plan --advise` shows the choice;
 # what is written here stays as it is. For instance: algorithm = "mb-sgd", rounds = 40, step = 2.0, clip = 1.0, weights = "records".
 
-prox = "zero"                      # or a penalty: l1:0.01, l2:0.1, ...
+prox = "zero"                      # or a penalty: l1:0.01, squared-l2:0.1, ...
 
 epsilon = 3.0                      # what one run may spend, of each record's privacy
 budget = 10.0                      # what a silo's ledger allows in all, ever (federation up)
@@ -275,12 +277,13 @@ def init(
     else:
         said = dict(map(_typed, types or ()))
         known = [*said, *(name.strip() for name in columns.split(",") if name.strip()), *([label] if label else [])]
-        names, left_out = _names(source, known, asks=asks)
+        form = _form(source)
+        names, left_out = _names(source, known, form, asks=asks)
         if asks:
-            files["schema.toml"], left_out = schema_text(ask_schema(names, said, label)), 0
+            files["schema.toml"], left_out = schema_text(form | ask_schema(names, said, label)), 0
             own = [os.path.relpath(path, folder.resolve()) for path in ask_silos()]
         else:
-            files["schema.toml"] = draft(names, said, label)
+            files["schema.toml"] = draft(names, said, label, form)
     silos = ", ".join(json.dumps(name) for name in own or [n for n in files if n.startswith("data/") and n != "data/test.csv"])
     test = '# Scored in the clear, as it is nobody\'s; leave it out with real records.\ntest = "data/test.csv"\n' if demo else ""
     files[FILE] = SETTINGS.format(silos=silos, test=test, model=f'model = "{word}"\n' if word else "")
@@ -310,14 +313,15 @@ def init(
     )
 
 
-def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
+def draft(names: list[str], types: dict[str, str], label: str | None, form: dict[str, str] | None = None) -> str:
     """A schema.toml with these columns, to be filled in; it holds names and what the user said, and no value of any record."""
     ignored, people = ([name for name in names if types.get(name) == kind] for kind in ("ignore", "person"))
     if len(people) > 1:
         raise BadInput(f"--type names {people[0]!r} and {people[1]!r} as the person; one column says whose a row is")
     person = PERSON.format(column=json.dumps(people[0], ensure_ascii=False)) if people else NOBODY
     said = "# The names below were given by hand, and are in one file's header; nothing of that file was copied.\n"
-    lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)), person=person)]
+    written = "".join(f"{name} = {toml(value)}\n" for name, value in (form or {}).items())
+    lines = [DRAFT.format(source=f"#\n{said}" if names else "", ignore=", ".join(map(json.dumps, ignored)), person=written + person)]
     for name in [name for name in names if name not in (*ignored, *people, label)] or ["NAME"]:
         kind = types.get(name, "")
         first = f'type = "{kind}"' if kind else f'type = "{FILL_IN}"                   # number, category or boolean; then, for'
@@ -325,7 +329,14 @@ def draft(names: list[str], types: dict[str, str], label: str | None) -> str:
     return "\n".join(lines) + LABEL.format(column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN)
 
 
-def _names(source: Path | None, known: list[str], *, asks: bool = False) -> tuple[list[str], int]:
+def _form(source: Path | None) -> dict[str, str]:
+    """How the file is written, as its header shows, where that is not as by default: the schema says so, for every silo's own copy to change."""
+    from silodp.silo.data.files import form_of
+
+    return {name: value for name, value in asdict(form_of(source)).items() if value != getattr(Form(), name)} if source else {}
+
+
+def _names(source: Path | None, known: list[str], form: dict[str, str], *, asks: bool = False) -> tuple[list[str], int]:
     """The names that the user gave, in the header's order, and how many others there are. No other goes into the draft, which is public, or into a sentence: what stands
     first in a file without a header is a record."""
     if source is None:
@@ -334,7 +345,7 @@ def _names(source: Path | None, known: list[str], *, asks: bool = False) -> tupl
         return known, 0
     from silodp.silo.data.files import header
 
-    names = header(source)
+    names = header(source, Form(**form))
     if any(re.fullmatch(r"[-+.\d][-+.,\d]*(e[-+]?\d+)?", name, re.IGNORECASE) or not name for name in names):
         raise BadInput(f"{source} seems to have no header, for a column has a number or nothing for a name; give each column a name")
     if not known and not asks:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from silodp.cli.console import say
 from silodp.core.errors import BadInput
+from silodp.core.problem.person import MOST
 from silodp.core.problem.schema import TYPES, Schema
 from silodp.core.problem.task import KINDS
 
@@ -36,17 +38,24 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
     say(*FIRST)
     columns = list(names) or asked("Columns that every silo's file has, by commas", _list(1))
     label = label or asked("The column to predict", _one_of(columns))
-    ignored, table = [], {}
+    ignored, table, person = [], {}, dict[str, Any]()
     task = asked(f"What is {label}: {', '.join(KINDS)}", _one_of(KINDS), "binary")
     predicted = {"task": task, **_label(task, label, columns)}
     for name in (name for name in columns if name not in predicted.values() and name != label):
-        kind = types.get(name) or asked(f"{name}: {', '.join(TYPES)} or ignore", _one_of((*TYPES, "ignore")))
+        kinds = (*TYPES, *(["person"] if not person else []), "ignore")
+        kind = types.get(name) or asked(f"{name}: {', '.join(kinds[:-1])} or ignore", _one_of(kinds))
         if kind == "ignore":
             ignored.append(name)
+        elif kind == "person":
+            person |= {
+                "person": name,
+                "rows_per_person": asked(f"{name}: rows of a person that are used, at most", _whole, "8"),
+                "combine": "mean",
+            }
         else:
             table[name] = {"type": kind, **_column(name, kind)}
     codes = asked("Codes for a missing value in any file, by commas, such as ?,-9", _list(0), "")
-    made = {"ignore": ignored} | ({"missing_codes": codes} if codes else {}) | {"columns": table, "label": predicted}
+    made = {"ignore": ignored} | person | ({"missing_codes": codes} if codes else {}) | {"columns": table, "label": predicted}
     Schema.of(made, "what was answered")
     return made
 
@@ -104,7 +113,16 @@ def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _range(name: str) -> list[float]:
-    low = asked(f"{name}: the lowest value that it can have", _number)
+    def lowest(text: str) -> list[float]:
+        """One number, or both at once, as people answer: 0,110 or 0 to 110."""
+        found = [_number(part) for part in re.split(r"\s*(?:,|;|\bto\b|\.\.)\s*|\s+", text.strip())]
+        if len(found) > 2 or (len(found) == 2 and found[0] >= found[1]):
+            raise ValueError("Give the lowest value, or lowest and highest, such as 0,110.")
+        return found
+
+    low, *rest = asked(f"{name}: the lowest value that it can have", lowest)
+    if rest:
+        return [low, *rest]
 
     def above(text: str) -> float:
         if (value := _number(text)) <= low:
@@ -112,6 +130,12 @@ def _range(name: str) -> list[float]:
         return value
 
     return [low, asked(f"{name}: the highest", above)]
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise ValueError(f"Give a whole number from 1 to {MOST}, from public knowledge.")
+    return int(text)
 
 
 def _number(text: str) -> float:

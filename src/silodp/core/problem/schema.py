@@ -10,6 +10,10 @@ number and their order are a function of the schema alone; `text` is its one spe
 
     missing_codes = ["?", "-9"]                   # what stands for a missing value in some silo's file, in any column
 
+    separator = ";"                               # how a silo's CSV is written, its own business too: , by default, or ; | or a tab
+    decimal = ","                                 # . by default
+    encoding = "latin-1"                          # utf-8 by default
+
     [columns.age]
     type = "number"
     range = [0, 110]                              # values are clipped to it and scaled to [-1, 1]
@@ -56,6 +60,30 @@ from silodp.core.problem.task import KINDS, Task
 
 TYPES = ("number", "category", "boolean")
 OTHER, OWN = "other", "own"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a silo's CSV file is written: said, never guessed from records, or one cell would decide how the others are read."""
+
+    separator: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str) -> Form:
+        allowed = {"separator": (",", ";", "\t", "|"), "decimal": (".", ","), "encoding": ("utf-8", "latin-1", "windows-1252", "utf-16")}
+        given = {name: table[name] for name in allowed if name in table}
+        for name, value in given.items():
+            if value not in allowed[name]:
+                raise BadInput(f"{source}: {name} is {value!r}; it must be one of {', '.join(map(repr, allowed[name]))}")
+        made = cls(**given)
+        if made.separator == made.decimal:
+            raise BadInput(f"{source}: separator and decimal are both {made.decimal!r}; a file with decimal commas has another separator")
+        return made
+
+
+FORM = tuple(Form.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -136,6 +164,7 @@ class Schema:
     ignore: tuple[str, ...] = ()
     missing_codes: tuple[str, ...] = field(default=(), kw_only=True)
     person: Person | None = field(default=None, kw_only=True)
+    form: Form = field(default=Form(), kw_only=True)
 
     @classmethod
     def parse(cls, text: str, source: str) -> Schema:
@@ -151,14 +180,14 @@ class Schema:
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the schema") -> Schema:
         """The schema in a table as the file has it."""
-        _known(source, table, ("ignore", "missing_codes", "person", "rows_per_person", "combine", "columns", "images", "label"))
+        _known(source, table, (*FORM, "ignore", "missing_codes", "person", "rows_per_person", "combine", "columns", "images", "label"))
         if ("columns" in table) == ("images" in table):
             raise BadInput(f"{source} must have either [columns.NAME] tables or one table [images]")
         images = _images(source, table["images"]) if "images" in table else None
         columns = () if images else _columns(source, table["columns"])
         codes = _texts(source, "missing_codes", table.get("missing_codes", []))
         label, ignore = _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
-        schema = cls(columns, images, label, ignore, missing_codes=codes, person=_person(source, table))
+        schema = cls(columns, images, label, ignore, missing_codes=codes, person=_person(source, table), form=Form.of(table, source))
         names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore, *schema.own]
         if twice := _repeated(names) or _repeated(schema.features):
             raise BadInput(

@@ -229,7 +229,7 @@ class Search:
     def _problem(self, model: str) -> Problem:
         if model not in self._problems:
             words = Words(model, self.facts.task, self.order.prox, self.order.loss)
-            self._problems[model] = build(words, len(self.facts.kinds), load=self.load)
+            self._problems[model] = build(words, len(self.facts.kinds), load=self.load).by_row  # made-up records are rows
         return self._problems[model]
 
     def sample(self, world: int, trial: int) -> Sample:

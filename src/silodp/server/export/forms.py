@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.additive import Shapes
 from silodp.core.problem.reading import sheet
 from silodp.host import atomic
 from silodp.host.model import Stored
@@ -66,18 +67,20 @@ def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _sklearn(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    kinds = {nn.Linear: "linear", nn.ReLU: "relu", Shapes: "shapes"}
     layers = [m for m in model.reading.model.modules() if not isinstance(m, nn.Sequential)]
-    plain = all(isinstance(m, nn.Linear if k % 2 == 0 else nn.ReLU) for k, m in enumerate(layers)) and len(layers) % 2
-    known = ("binary", "multiclass", "regression", "survival")
-    if not plain or not model.schema.columns or model.about.get("feature_map") or model.schema.label.task not in known:
-        raise BadInput("--to sklearn is for tables and models that are chains of linear layers and ReLU; use --to torch or --to onnx")
-    linear = [m for m in layers if isinstance(m, nn.Linear)]
+    if not all(type(m) in kinds for m in layers) or not model.schema.columns or model.about.get("feature_map"):
+        raise BadInput("--to sklearn is for tables and models of linear layers, ReLU and additive curves; use --to torch or --to onnx")
     numbers: dict[str, Any] = {f"scaling.{name}": getattr(model.reading, name).numpy() for name in ("mean", "scale")}
-    for k, layer in enumerate(linear):
+    for k, layer in enumerate(m for m in layers if isinstance(m, nn.Linear)):
         numbers[f"weight{k}"] = layer.weight.numpy()
         numbers[f"bias{k}"] = np.zeros(layer.out_features, np.float32) if layer.bias is None else layer.bias.numpy()
+    steps, reach = [kinds[type(m)] for m in layers], None
+    for shapes in (m for m in layers if isinstance(m, Shapes)):
+        numbers |= {"mix": shapes.mix.numpy(), "curved": np.array(shapes.numbers, np.int64)}
+        reach = shapes.reach
     file = io.BytesIO()
-    text = json.dumps(about | {"layers": len(linear), "label_range": list(model.schema.label.range)})
+    text = json.dumps(about | {"steps": steps, "reach": reach, "label_range": list(model.schema.label.range)})
     np.savez(file, about=np.array(text), **numbers)
     return {".npz": file.getvalue(), ".py": Path(standalone.__file__).read_bytes()}
 

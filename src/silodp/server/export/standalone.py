@@ -15,20 +15,9 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
-WORDS = {
-    "true": 1.0,
-    "t": 1.0,
-    "yes": 1.0,
-    "y": 1.0,
-    "1": 1.0,
-    "1.0": 1.0,
-    "false": 0.0,
-    "f": 0.0,
-    "no": 0.0,
-    "n": 0.0,
-    "0": 0.0,
-    "0.0": 0.0,
-}
+TRUE = ("true", "t", "yes", "y", "1", "1.0", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "sim")
+FALSE = ("false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej")
+WORDS = dict.fromkeys(TRUE, 1.0) | dict.fromkeys(FALSE, 0.0)
 
 
 class Model(BaseEstimator):
@@ -49,7 +38,7 @@ class Model(BaseEstimator):
     def predict_proba(self, X):
         """The chance of each class, (rows, classes); of survival times the risk by the end of each bin."""
         about = self._read()[0]
-        if about["task"] == "regression":
+        if about["task"] in ("regression", "count"):
             raise AttributeError("this model predicts a number; use predict")
         return self._said(X)
 
@@ -72,13 +61,20 @@ class Model(BaseEstimator):
 
     def _said(self, X):
         about, numbers = self._read()
-        z, last = self.transform(X), about["layers"] - 1
-        for k in range(about["layers"]):
-            z = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"]
-            z = z if k == last else np.maximum(z, 0)
+        z, k = self.transform(X), 0
+        for step in about["steps"]:
+            if step == "linear":
+                z, k = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"], k + 1
+            else:
+                z = np.maximum(z, 0) if step == "relu" else _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
         z = z.astype(np.float64)
         if about["task"] == "survival":
             return 1 - np.cumprod(1 - 1 / (1 + np.exp(-z)), axis=1)
+        if about["task"] == "count":
+            return np.minimum(np.exp(z), about["label_range"][1])
+        if about["task"] == "ordinal":
+            above = np.minimum.accumulate(1 / (1 + np.exp(-z)), axis=1)
+            return -np.diff(np.column_stack([np.ones(len(z)), above, np.zeros(len(z))]), axis=1)
         if not about["classes"]:
             low, high = about["label_range"]
             return low + (z + 1) / 2 * (high - low)
@@ -93,6 +89,14 @@ class Model(BaseEstimator):
                 numbers = {name: archive[name] for name in archive.files}
             self._kept = json.loads(str(numbers.pop("about"))), numbers
         return self._kept
+
+
+def _shapes(x, mix, curved, reach):
+    """The coordinates of an additive model's curves, and the other features behind them."""
+    at = (np.clip(x[:, curved], -reach, reach) / reach + 1) * ((len(mix) - 1) / 2)
+    hats = np.maximum(1 - abs(at[:, :, None] - np.arange(len(mix))), 0)
+    others = [j for j in range(x.shape[1]) if j not in set(curved)]
+    return np.column_stack([(hats @ mix).reshape(len(x), -1), x[:, others]]).astype(np.float32)
 
 
 def _features(column, cells, codes):

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.schema import Column, Schema
+from silodp.core.problem.schema import Column, Form, Schema
 from silodp.silo.data.files import as_text, header, listed, number, read_cells
 from silodp.silo.data.persons import grouped, whose
 from silodp.silo.data.tables import blanked, check_columns, coded, label_of, read_table
@@ -69,8 +69,8 @@ def check(path: Path, schema: Schema) -> list[Finding]:
         if schema.images:
             table = read_table(path, schema)
             return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
-        found += _shape(path)
-        cells = {} if found else read_cells(path)
+        found += _shape(path, schema.form)
+        cells = {} if found else read_cells(path, schema.form)
     except BadInput as error:
         return [*found, Finding(True, _sentence(error))]
     if found:
@@ -136,15 +136,18 @@ def _copies(cells: dict[str, np.ndarray]) -> int:
 # --- the file ---------------------------------------------------------------------------------------------------------------------
 
 
-def _shape(path: Path) -> list[Finding]:
+def _shape(path: Path, form: Form) -> list[Finding]:
     """What no reader is told: that it is a spreadsheet, or that a cell, and not the header, is in another encoding."""
     if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
         return [Finding(True, f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'.")]
     if path.suffix.lower() != ".csv" or not path.is_file():
         return []
-    header(path)  # says what is wrong with it
+    header(path, form)  # says what is wrong with it
+    if form.encoding != "utf-8":
+        return []
     if bad := next((k for k, line in enumerate(path.read_bytes().splitlines(), 1) if not _utf8(line)), None):
-        return [Finding(True, f"{path} is not UTF-8 text; save it again as 'CSV UTF-8' (the first line that is not is {bad}).")]
+        said = "save it again as 'CSV UTF-8', or say so in the schema: encoding = \"latin-1\""
+        return [Finding(True, f"{path} is not UTF-8 text; {said} (the first line that is not is {bad}).")]
     return []
 
 

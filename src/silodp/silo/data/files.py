@@ -5,6 +5,8 @@ No sentence holds a cell, nor the first line of a file that may have no header: 
 
 import contextlib
 import csv
+import json
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -20,8 +22,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Form
 
 T = TypeVar("T")
+PLAIN = Form()
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 
 
@@ -95,15 +99,32 @@ def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tup
     return tuple(names)
 
 
-def read_cells(path: Path) -> dict[str, np.ndarray]:
-    """Every column of a silo's file by its name, the cells of a CSV as text; a schema says what they must be."""
-    return _opened(path, {".csv": _csv_cells, ".parquet": _parquet_cells, ".npz": _npz_cells})
+def read_cells(path: Path, form: Form = PLAIN) -> dict[str, np.ndarray]:
+    """Every column of a silo's file by its name, the cells of a CSV, written in this form, as text; a schema says what they must be."""
+    return _opened(path, {".csv": lambda path: _csv_cells(path, form), ".parquet": _parquet_cells, ".npz": _npz_cells})
 
 
-def header(path: Path) -> list[str]:
+def form_of(path: Path) -> Form:
+    """How a CSV seems to be written, by its first line alone, which is the header; with semicolons, decimal commas are likely."""
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return Form()
+    with path.open("rb") as file:
+        first = file.readline(2**20)
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return Form()  # refused in a sentence
+    try:
+        first.decode("utf-8-sig")
+        encoding = "utf-8"
+    except UnicodeDecodeError:
+        encoding = "latin-1"
+    separator = max(",;\t|", key=lambda sign: first.count(sign.encode()))
+    return Form(separator, "," if separator == ";" else ".", encoding)
+
+
+def header(path: Path, form: Form = PLAIN) -> list[str]:
     """The names of the columns, without a look at any record."""
     readers = {
-        ".csv": lambda path: _csv_header(path)[1],
+        ".csv": lambda path: _csv_header(path, form)[1],
         ".parquet": lambda path: _parquet_names(parquet.ParquetFile(path).schema_arrow.names),
     }
     return _opened(path, readers | {".npz": _npz_names})
@@ -125,33 +146,50 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
     try:
         return readers[suffix](path)
     except UnicodeError:
-        raise BadInput(f"{path} is not UTF-8 text; save it again as 'CSV UTF-8'.") from None
+        raise BadInput(
+            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or say so in the schema: encoding = \"latin-1\"."
+        ) from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read as {suffix}: {error.strerror or 'the file is damaged'}.") from None
     except (pa.ArrowException, csv.Error, zipfile.BadZipFile, zlib.error, EOFError):
         raise BadInput(f"{path} is not a whole {suffix} file; it may be damaged or have been cut short.") from None
 
 
-def _csv_header(path: Path) -> tuple[list[str], list[str]]:
+def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
     """The first row as it stands, and the names in it."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        header = next((row for row in csv.reader(file) if row), None)
+    encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
+    with path.open(encoding=encoding, errors="surrogateescape" if form.encoding == "utf-8" else "strict", newline="") as file:
+        header = next((row for row in csv.reader(file, delimiter=form.separator) if row), None)
     if header is None:
         raise BadInput(f"{path} is empty; it needs a header and at least one row.")
     names = [name.encode().decode().strip() for name in header]  # fails if the header itself, not just some cell, is not UTF-8
     for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) < 3 and any(sign in name for name in names):
-            raise BadInput(f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers.")
+        if len(names) < 3 and sign != form.separator and any(sign in name for name in names):
+            said = json.dumps(sign)
+            raise BadInput(
+                f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers, or say so in the schema: "
+                f"separator = {said}{', decimal = ' + json.dumps(',') if sign == ';' else ''}."
+            )
     if any("\n" in name for name in names):
         raise BadInput(f"{path} has a line break within its header; each column's name must be on the first line.")
     return header, names
 
 
-def _csv_cells(path: Path) -> dict[str, np.ndarray]:
-    header, names = _csv_header(path)
+def _csv_cells(path: Path, form: Form) -> dict[str, np.ndarray]:
+    header, names = _csv_header(path, form)
     _check_names(path, names)
-    table = _csv_as_text(path, header, None)
-    return {name: _column(table, i) for i, name in enumerate(names)}
+    table = _csv_as_text(path, header, None, form)
+    cells = {name: _column(table, i) for i, name in enumerate(names)}
+    if form.decimal == ",":
+        cells = {name: np.array([pointed(as_text(cell)) for cell in column], dtype=object) for name, column in cells.items()}
+    return cells
+
+
+def pointed(text: str) -> str:
+    """A number with a decimal comma, 1.234,5 or 12,5, with a point; everything else as it is. The cell alone decides."""
+    if "," in text and re.fullmatch(r"\s*[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?\s*", text):
+        return text.replace(".", "").replace(",", ".")
+    return text
 
 
 def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
@@ -166,11 +204,12 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
     return _Sheet({name: _column(table, i) for i, name in enumerate(names)}, label)
 
 
-def _csv_as_text(path: Path, header: Sequence[str], label: str | None) -> pa.Table:
+def _csv_as_text(path: Path, header: Sequence[str], label: str | None, form: Form = PLAIN) -> pa.Table:
     ragged = []
-    options = pacsv.ParseOptions(invalid_row_handler=lambda row: ragged.append(row) or "skip")
+    options = pacsv.ParseOptions(delimiter=form.separator, invalid_row_handler=lambda row: ragged.append(row) or "skip")
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
-    table = pacsv.read_csv(path, pacsv.ReadOptions(use_threads=False), options, types)  # one thread, or rows have no number
+    reading = pacsv.ReadOptions(use_threads=False, encoding=form.encoding.replace("utf-8", "utf8"))
+    table = pacsv.read_csv(path, reading, options, types)  # one thread, or rows have no number
     if ragged:
         row = ragged[0]
         what = f"there are {row.actual_columns} cells, but the header names {row.expected_columns} columns"

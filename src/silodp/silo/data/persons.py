@@ -15,7 +15,7 @@ import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import BY_ROW, Person, nowhere, unit
-from silodp.core.problem.schema import Schema
+from silodp.core.problem.schema import Form, Schema
 from silodp.silo.data.files import MISSING, as_text, read_cells
 
 NAMED = re.compile(
@@ -97,7 +97,7 @@ def whose(cells: Mapping[str, np.ndarray], schema: Schema | None) -> list[str]:
 def said_of(path: Path, schema: Schema | None) -> list[str]:
     """`whose`, of a file; of images, and of an archive of one array, whose columns have no names, nothing more can be said."""
     try:
-        cells = {} if path.is_dir() else read_cells(path)
+        cells = {} if path.is_dir() else read_cells(path, schema.form if schema else Form())
     except BadInput:
         cells = {}
     return whose(cells, schema)

@@ -17,13 +17,14 @@ import numpy as np
 import pandas as pd
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.schema import OTHER, Column, Schema
-from silodp.silo.data.files import MISSING, Loaded, as_text, listed, number, read_cells, silo_names, where
+from silodp.core.problem.schema import OTHER, Column, Form, Schema
+from silodp.silo.data.files import MISSING, Loaded, as_text, form_of, listed, number, pointed, read_cells, silo_names, where
 from silodp.silo.data.images import read_images
 from silodp.silo.data.persons import grouped
 from silodp.silo.ledger.columns import exactly
 
-TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+TRUE = {"true", "t", "yes", "y", "1", "1.0", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "sim"}
+FALSE = {"false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej"}
 GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has
 
 
@@ -58,7 +59,7 @@ def read_table(path: Path, schema: Schema) -> Table:
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
         return Table(x, y, (prints, y, exactly([x]), None))
-    return table_of(path, read_cells(path), schema)
+    return table_of(path, read_cells(path, schema.form), schema)
 
 
 def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> Table:
@@ -78,7 +79,8 @@ def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The columns of records whose label is not known, (n, columns) float64 as `coded` has them, and all cells; columns besides do no harm."""
-    cells = read_cells(path)
+    form = schema.form if schema.form != Form() else form_of(path)  # a model's own schema does not say how a file is written
+    cells = read_cells(path, form)
     return rows_of(path, cells, schema), cells
 
 
@@ -128,7 +130,7 @@ def _as_numbers(cells: np.ndarray) -> np.ndarray:
 def _as_number(text: str) -> float:
     if text in TRUE or text in FALSE:
         return float(text in TRUE)
-    own = number(text)
+    own = number(pointed(text))  # whether a schema says that commas are decimal or not, it is the same file
     if own == own or text in MISSING:
         return own
     digits = "".join(re.findall("[0-9]", text))
@@ -238,7 +240,7 @@ def _booleans(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> 
         text = text.lower()
         return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
 
-    return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, 1 or 0")
+    return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, ja or nein, oui or non, 1 or 0")
 
 
 def _coded(path: Path | str, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:

@@ -298,12 +298,18 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     say(*(f"{wrong[0].upper()}{wrong[1:]}" for wrong in expiring(folder / "engine")))
     for silo in silos:
         say(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
-    if any(silo["checked"] for silo in silos):
-        said = [f"{silo['name']} {silo['checked'] or 'nobody yet'}" for silo in silos]
-        say(f"`silodp silo check` was run, as each officer says: {'; '.join(said)}.")
+    say(attested({silo["name"]: silo["checked"] for silo in silos}))
     said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
     say(f"Connected through {state['engine']}: {said or 'nobody'}.")
     say(ONE_USER)
+
+
+def attested(checked: Mapping[str, str]) -> str:
+    """Whose officers say that their files were checked; never what was found."""
+    said = "; ".join(f"{name} {words}" for name, words in checked.items() if words)
+    lacks = ", ".join(name for name, words in checked.items() if not words)
+    parts = [f"as each officer says: {said}" if said else "", f"nobody has said so of {lacks} (`silodp silo attest`)" if lacks else ""]
+    return f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}." if said else f"Of `silodp silo check`, {parts[1]}."
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:

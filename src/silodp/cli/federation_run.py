@@ -13,7 +13,7 @@ from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_propose as _propose  # noqa: F401 -- one more command of the group
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import dump, progress, say, say_advice
-from silodp.cli.federation import Folder, federation
+from silodp.cli.federation import Folder, attested, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
@@ -118,6 +118,8 @@ def run(
         order = advice.order
         if not as_json:
             say_advice(advice)
+    if not as_json:
+        say(attested({card.name: card.checked for card in cards}))
     waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
     conduct = Conduct(
         cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 TRUE = ("true", "t", "yes", "y", "1", "1.0", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "sim")
 FALSE = ("false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej")
-WORDS = dict.fromkeys(TRUE, 1.0) | dict.fromkeys(FALSE, 0.0)
+WORDS: dict[str, float] = {word: 1.0 for word in TRUE} | {word: 0.0 for word in FALSE}
 
 
 class Model(BaseEstimator):

@@ -54,7 +54,7 @@ class Silo:
     def reply(self, sampling: Sampling = FullBatch(), *, difference: bool = False) -> bytes:  # noqa: B008
         query = Query(GradDiff(self.w, self.other) if difference else Grad(self.w), Gaussian("minibatch", CLIP, 1.0, sampling))
         value = self.exact.answer(query, [0])
-        return encode_reply(Answer("silo", "query", "0" * 64, value[0], query.event(), 1, "0" * 64), self._key)
+        return encode_reply(Answer("silo", "query", "0" * 64, value[0], query.event(), 1, "0" * 64, self.exact.packing(query)), self._key)
 
     def direction(self) -> Tensor:
         """Of the sum without noise."""

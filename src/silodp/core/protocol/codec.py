@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from silodp.core.protocol.canonical import (
     read_event,
     read_mechanism,
     read_named,
+    real,
     tensor,
     write_event,
     write_mechanism,
@@ -39,6 +41,7 @@ from silodp.core.protocol.canonical import (
 )
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.frames import VERSION, open_frame, sign_frame
+from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import SAMPLINGS
 from silodp.core.statistics import STATISTICS
@@ -75,7 +78,10 @@ class Envelope:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a silo lets out, as the server reads it: `value` (1, d), and the silo's ledger after the charge (entries, hash of the last)."""
+    """What a silo lets out, as the server reads it: `value` (1, d), and the silo's ledger after the charge (entries, hash of the last).
+
+    With a packing the numbers are sent as its integers, else in float64.
+    """
 
     silo: str
     query_id: str
@@ -84,6 +90,7 @@ class Answer:
     event: Event
     count: int
     head: str
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +185,14 @@ def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Sealed):
         tensors = {"box": np.frombuffer(reply.box, np.uint8)}
     else:
-        tensors = {"value": array(reply.value.double(), POINT)}
+        value = array(reply.value.double(), POINT)
+        tensors = {"value": reply.packing.packed(value[0]) if reply.packing else value}
     fields = {
         "digest": hexhash(reply.digest), "event": write_event(reply.event), "query": name(reply.query_id), "silo": name(reply.silo),
         "ledger": {"count": integer(reply.count), "head": hexhash(reply.head)},
     }  # fmt: skip
+    if isinstance(reply, Answer) and reply.packing:
+        fields["packed"] = {"divisor": real(reply.packing.divisor), "unit": real(reply.packing.unit)}
     return _body(fields, tensors)
 
 
@@ -193,7 +203,11 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
     event, at = read_event(fields["event"]), (integer(fields["ledger"]["count"]), hexhash(fields["ledger"]["head"]))
     if event.total:
         return Sealed(*names, tensors["box"].tobytes(), event, *at)
-    return Answer(*names, tensor(tensors["value"], POINT), event, *at)
+    if "packed" not in fields:
+        return Answer(*names, tensor(tensors["value"], POINT), event, *at)
+    unit, divisor = (float.fromhex(fields["packed"][key]) for key in ("unit", "divisor"))
+    packing = Packing(unit, divisor, tensors["value"].shape[1])
+    return Answer(*names, torch.from_numpy(packing.unpacked(tensors["value"]))[None], event, *at, packing)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
+from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
 from silodp.core.statistics import MAX_EDGES as MAX_EDGES
@@ -153,6 +154,17 @@ class Exact:
         means = Means(lambda statistic: mechanism.noised(self, statistic), lambda statistic: self._local_steps(statistic, mechanism))
         with pinned(self._threads):
             return query.statistic.answer(means).nan_to_num().reshape(1, 1, -1)
+
+    def packing(self, query: Query) -> Packing | None:
+        """How the answer's numbers are sent: by query, n and how many records are held out; None where they are on no lattice."""
+        m, statistic = query.mechanism, query.statistic
+        if not isinstance(m, Gaussian) or statistic.releases != 1:
+            return None
+        anyway = m.clipped(m.clip or 1.0)
+        gamma, part = lattice_step(float(anyway.clip), statistic.shape[-1]), self._held if statistic.on_held_out else ~self._held
+        scale, records = noise_scale(anyway, gamma), int(part.sum())
+        expected = m.sampling.batch(self._n) * records / self._n
+        return Packing.of(gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale)
 
     def gaussian(self, mechanism: Gaussian, statistic: Statistic) -> Tensor:
         """The mean of the statistic's vectors under the silo's own noise."""

@@ -176,7 +176,7 @@ class Door:
         answer = (
             Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
             if release.event.total
-            else Answer(*names, release.value[0], cast(Event, release.event), count, head)
+            else Answer(*names, release.value[0], cast(Event, release.event), count, head, self._exact.packing(query))
         )
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()

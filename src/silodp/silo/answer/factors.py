@@ -133,13 +133,15 @@ class Factored:
         a_bits, v_bits = bits_of(chunk * self.layer.places * len(self.terms))
         grid = math.ldexp(1.0, math.frexp(clip)[1] - v_bits)  # clip / grid <= 2^v
         self.rho = grid / math.ldexp(gamma, a_bits)
+        every = bool(sound.all())  # else some are masked: the others' numbers are the same
         left, right = [], []
-        for a, e in self.with_bias():
-            largest = a.abs().amax((1, 2)).double()
+        for at, (a, e) in enumerate(self.terms):
+            one = float(at == 0) if "bias" in self.layer.names else None
+            largest = torch.linalg.vector_norm(a, math.inf, dim=(1, 2)).double().clamp_(min=one or 0.0)
             top = torch.where(sound & (largest > 0), largest, 1.0)
-            for made, factor, by, bits in ((right, a, 2.0**a_bits / top, a_bits), (left, e, scale * top / grid, v_bits)):
-                whole = factor.to(torch.float64, copy=True, memory_format=torch.contiguous_format).mul_(by[:, None, None]).round_()
-                made.append(whole.clamp_(-(2.0**bits), 2.0**bits).masked_fill_(~sound[:, None, None], 0.0))
+            for made, factor, more, by, bits in ((right, a, one, 2.0**a_bits / top, a_bits), (left, e, None, scale * top / grid, v_bits)):
+                whole = _times(factor, by[:, None, None], more).round_().clamp_(-(2.0**bits), 2.0**bits)
+                made.append(whole if every else whole.masked_fill_(~sound[:, None, None], 0.0))
         self.a, self.v = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in (right, left))
         self.terms = []
 
@@ -152,6 +154,16 @@ class Factored:
     def added(self, chosen: Tensor) -> dict[str, Tensor]:
         exact = self.v.mul_(chosen[:, None, None]).flatten(0, 1).t() @ self.a.flatten(0, 1)
         return _named(self.layer, exact.mul_(self.rho).round_())
+
+
+def _times(factor: Tensor, by: Tensor, more: float | None) -> Tensor:
+    """The factor (m, T, f) times (m, 1, 1) in float64, with a last column of as much times `more` if there is one."""
+    width = factor.shape[2]
+    whole = torch.empty((*factor.shape[:2], width + (more is not None)), dtype=torch.float64, device=factor.device)
+    torch.mul(factor, by, out=whole[..., :width])
+    if more is not None:
+        whole[..., width:] = by * more
+    return whole
 
 
 def _squared(a: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:

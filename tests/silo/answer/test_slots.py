@@ -272,7 +272,7 @@ def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(m
             for mine in (1.0, -1e4, math.nan):
                 asked = answerer(name, others)
                 asked._x[3] = mine * asked._x[3]
-                counts.append(asked._counts(asked._gradients([w]), mechanism, d))
+                counts.append(asked._counts(asked._gradients([w]), mechanism, d, np.ones(N, bool)))
                 assert counts[-1].min() >= 0
                 assert counts[-1].max() <= N * g
             for i in (1, 2):
@@ -288,7 +288,8 @@ def test_a_total_is_rounded_once_by_a_threshold_of_its_own_for_each_coordinate(m
     bits = level_bits(8, d)
     monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.full(d, 2**bits // 4, np.int64))
     first, second = (
-        asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 8}), d) - N * 4
+        asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 8}), d, np.ones(N, bool))
+        - N * 4
         for _ in range(2)
     )
     for counts in (first, second):
@@ -301,7 +302,7 @@ def test_a_sum_beyond_what_records_can_reach_is_kept_within_the_range_of_totals(
     monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64))
     asked = answerer("mlp")
     monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.array([-(2**50), 2**50]))
-    counts = asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 7}), 2)
+    counts = asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 7}), 2, np.ones(N, bool))
     assert counts.tolist() == [0, 7 * N]
 
 

@@ -30,6 +30,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import FullBatch, Poisson, Sampling
 from silodp.core.statistics import Grad, GradDiff
 from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.integers import lattice_step
 from silodp.silo.data.records import Records
 
 WORKS = {  # model, records, how many, how many in a physical batch of Opacus, and how many times Opacus's fastest mode a gate may take
@@ -58,7 +59,9 @@ class Silo:
 
     def direction(self) -> Tensor:
         """Of the sum without noise."""
-        total = self.exact._sum(self.exact._gradients([self.w]), np.arange(self.n), CLIP, 2.0**-20, self.problem.dim)
+        total = self.exact._sum(
+            self.exact._gradients([self.w]), np.arange(self.n), CLIP, lattice_step(CLIP, self.problem.dim), self.problem.dim
+        )
         return torch.from_numpy(total.astype(np.float64)) / np.linalg.norm(total.astype(np.float64))
 
 

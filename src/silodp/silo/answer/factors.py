@@ -139,8 +139,10 @@ class Factored:
             one = float(at == 0) if "bias" in self.layer.names else None
             largest = torch.linalg.vector_norm(a, math.inf, dim=(1, 2)).double().clamp_(min=one or 0.0)
             top = torch.where(sound & (largest > 0), largest, 1.0)
-            for made, factor, more, by, bits in ((right, a, one, 2.0**a_bits / top, a_bits), (left, e, None, scale * top / grid, v_bits)):
-                whole = _times(factor, by[:, None, None], more).round_().clamp_(-(2.0**bits), 2.0**bits)
+            for made, factor, more, by in ((right, a, one, 2.0**a_bits / top), (left, e, None, scale * top / grid)):
+                whole = _times(factor, by[:, None, None], more).round_()
+                if made is left:  # a number by the largest of its kind needs none: it is rounded to 2^a at most
+                    whole.clamp_(-(2.0**v_bits), 2.0**v_bits)
                 made.append(whole if every else whole.masked_fill_(~sound[:, None, None], 0.0))
         self.a, self.v = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in (right, left))
         self.terms = []
@@ -152,7 +154,9 @@ class Factored:
         return torch.cat([self.a.flatten(1), self.v.flatten(1)], 1)
 
     def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        exact = self.v.mul_(chosen[:, None, None]).flatten(0, 1).t() @ self.a.flatten(0, 1)
+        if not bool(chosen.all()):
+            self.v.mul_(chosen[:, None, None])
+        exact = self.v.flatten(0, 1).t() @ self.a.flatten(0, 1)
         return _named(self.layer, exact.mul_(self.rho).round_())
 
 

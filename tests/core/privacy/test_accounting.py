@@ -15,6 +15,7 @@ from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.privacy import accounting as acc
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, budget_array, gdp_delta, gdp_epsilon, gdp_mu, rounded_up
+from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 
 ANY_N = np.asarray(1200)
@@ -40,7 +41,7 @@ def test_mu_and_epsilon_are_inverse_and_err_on_the_safe_side(epsilon, delta):
 
 def test_epsilon_of_gdp_agrees_with_a_privacy_loss_distribution():
     accountant = pld.PLDAccountant(pld.NeighborRel.REPLACE_ONE)
-    accountant.compose(acc._pld_event(FullBatch(), 10.0), 50)
+    accountant.compose(pld_event(FullBatch(), 10.0), 50)
     assert gdp_epsilon(math.sqrt(50) / 10, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-4)
 
 
@@ -52,7 +53,7 @@ def test_poisson_costs_what_the_design_measured():
 
 def test_poisson_at_rate_one_is_the_plain_gaussian_in_every_accountant():
     multiplier, order = 3.0, 8.0
-    assert acc._renyi(Poisson(1.0), multiplier, order, 100) == pytest.approx(order / (2 * multiplier**2), rel=1e-6)
+    assert renyi(Poisson(1.0), multiplier, order, 100) == pytest.approx(order / (2 * multiplier**2), rel=1e-6)
     sampled = acc.composed_epsilon(((Poisson(1.0), multiplier, 7),), 1e-5)
     assert sampled == pytest.approx(gdp_epsilon(math.sqrt(7) / multiplier, 1e-5), rel=1e-3)
 
@@ -70,23 +71,23 @@ def test_renyi_of_poisson_agrees_with_quadrature(rate, multiplier, order):
     peak = grid[log_integrand(grid).argmax()]
     height = log_integrand(peak)
     value, _ = integrate.quad(lambda t: np.exp(log_integrand(t) - height), grid[0], grid[-1], limit=2000, points=[0, 1, peak])
-    assert acc._renyi(Poisson(rate), multiplier, order, 100) == pytest.approx((math.log(value) + height) / (order - 1), rel=1e-6)
+    assert renyi(Poisson(rate), multiplier, order, 100) == pytest.approx((math.log(value) + height) / (order - 1), rel=1e-6)
 
 
 def test_renyi_of_poisson_with_next_to_no_noise_costs_what_the_whole_silo_costs():
-    assert acc._renyi(Poisson(0.1), 1e-9, 64.0, 100) == pytest.approx(64 / (2 * 1e-18))
+    assert renyi(Poisson(0.1), 1e-9, 64.0, 100) == pytest.approx(64 / (2 * 1e-18))
 
 
 def test_renyi_of_poisson_is_at_least_that_of_the_library_with_one_record_removed():
     """Replacing a record is at least as visible as removing it at the same std / clip."""
     accountant = rdp.RdpAccountant([8.0], rdp.NeighborRel.ADD_OR_REMOVE_ONE)
     accountant.compose(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(2 * 1.5)))
-    assert acc._renyi(Poisson(0.1), 1.5, 8.0, 100) >= accountant.rdp[0]
+    assert renyi(Poisson(0.1), 1.5, 8.0, 100) >= accountant.rdp[0]
 
 
 def test_without_replacement_reads_the_librarys_unit_right():
     """With the whole silo as the batch, sampling without replacement is no sampling at all."""
-    whole = acc._renyi(WithoutReplacement(1.0), 2.0, 8.0, 100)
+    whole = renyi(WithoutReplacement(1.0), 2.0, 8.0, 100)
     assert whole == pytest.approx(8.0 / (2 * 2.0**2), rel=1e-6)
 
 
@@ -219,5 +220,5 @@ def test_a_user_level_target_holds_for_poisson_batches_too(n, rate, target):
 
 
 def test_no_poisson_release_is_free_however_much_noise_it_has():
-    assert acc._renyi(Poisson(0.001), 1e5, 12.256, 100) > 0
-    assert acc._renyi(Poisson(1.0), 3.0, 8.0, 100) == 8.0 / (2 * 3.0**2), "and none costs more than without sampling"
+    assert renyi(Poisson(0.001), 1e5, 12.256, 100) > 0
+    assert renyi(Poisson(1.0), 3.0, 8.0, 100) == 8.0 / (2 * 3.0**2), "and none costs more than without sampling"

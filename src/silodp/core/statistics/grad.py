@@ -18,11 +18,3 @@ class Grad(Statistic):
     w: Tensor
     wire: ClassVar = {"w": POINT}
     in_totals = True
-
-    @property
-    def points(self) -> tuple[Tensor, ...]:
-        return (self.w,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.w.shape)

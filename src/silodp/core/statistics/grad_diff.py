@@ -19,11 +19,3 @@ class GradDiff(Statistic):
     reference: Tensor
     wire: ClassVar = {"w": POINT, "reference": POINT}
     in_totals = True
-
-    @property
-    def points(self) -> tuple[Tensor, ...]:
-        return self.w, self.reference
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.w.shape)

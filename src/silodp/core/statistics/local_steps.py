@@ -36,14 +36,6 @@ class LocalSteps(Statistic):
         return float(torch.as_tensor(self.step).max()) * math.sqrt(self.steps)
 
     @property
-    def points(self) -> tuple[Tensor, ...]:
-        return (self.w,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.w.shape)
-
-    @property
     def pull(self) -> Tensor | float:
         """What each step adds to its noisy gradient: public."""
         return 0.0

@@ -48,10 +48,6 @@ class Score(Cells):
     def shape(self) -> tuple[int, ...]:
         return len(self.w), self.numbers + self.cells
 
-    @property
-    def points(self) -> tuple[Tensor, ...]:
-        return (self.w,)
-
     def _check_shapes(self, dim: int, runs: int) -> None:
         super()._check_shapes(dim, runs)
         if not 0 < self.cap < math.inf:

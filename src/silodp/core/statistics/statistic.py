@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
+from silodp.core.fields import POINT
 from silodp.core.numbers import Number
 from silodp.core.problem.person import averaged
 from silodp.core.problem.problem import Problem
@@ -62,8 +63,8 @@ class Statistic:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a mean answer, (J, d)."""
-        raise NotImplementedError
+        """Shape of a mean answer, (J, d): that of its points, where it does not say."""
+        return tuple(self.points[0].shape)
 
     @property
     def gain(self) -> float:
@@ -72,8 +73,8 @@ class Statistic:
 
     @property
     def points(self) -> tuple[Tensor, ...]:
-        """Its points (J, d) of the model; the records' vectors are gradients at the first, less those at the second."""
-        return ()
+        """Its points (J, d) of the model, in the order of `wire`; the records' vectors are gradients at the first, less those at the second."""
+        return tuple(getattr(self, name) for name, kind in self.wire.items() if kind == POINT)
 
     @property
     def about_features(self) -> int | None:

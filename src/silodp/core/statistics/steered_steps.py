@@ -22,9 +22,5 @@ class SteeredSteps(LocalSteps):
     wire: ClassVar = LocalSteps.wire | {"drift": POINT}
 
     @property
-    def points(self) -> tuple[Tensor, ...]:
-        return self.w, self.drift
-
-    @property
     def pull(self) -> Tensor:
         return self.drift

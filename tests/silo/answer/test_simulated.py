@@ -105,17 +105,17 @@ class FixedNoise(Simulated):
 class Unclipped(Simulated):
     """Differences clipped nowhere, under noise for clipped ones."""
 
-    def _mean(self, w, reference, mechanism, silos):
-        return super()._mean(w, reference, mechanism if reference is None else mechanism.clipped(math.inf), silos)
+    def _mean(self, w, reference, mechanism, silos, limit=None):
+        return super()._mean(w, reference, mechanism if reference is None else mechanism.clipped(math.inf), silos, limit)
 
 
 class PerTensor(Simulated):
     """Each tensor clipped to the clip, as the authors' code does."""
 
-    def _mean(self, w, reference, mechanism, silos):
+    def _mean(self, w, reference, mechanism, silos, limit=None):
         parts = []
         for name in self.problem.shapes:
-            alone = super()._mean(w, reference, mechanism.clipped(math.inf), silos)
+            alone = super()._mean(w, reference, mechanism.clipped(math.inf), silos, limit)
             parts.append(self.problem.split(alone)[name].flatten(2))
         scaled = [
             p * (mechanism.clip / self._batch(mechanism.sampling, silos).to(p) / p.norm(dim=-1, keepdim=True)).clamp(max=1) for p in parts
@@ -180,8 +180,8 @@ class Truncated(Simulated):
 class Realised(Simulated):
     """Poisson batches divided by the number of records drawn, which is secret."""
 
-    def _mean(self, w, reference, mechanism, silos):
-        mean = super()._mean(w, reference, mechanism, silos)
+    def _mean(self, w, reference, mechanism, silos, limit=None):
+        mean = super()._mean(w, reference, mechanism, silos, limit)
         return mean / mean.sum(-1, keepdim=True).clamp_min(1e-9)
 
 

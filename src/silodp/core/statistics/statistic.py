@@ -42,7 +42,7 @@ class Statistic:
     """
 
     wire: ClassVar[dict[str, str]]
-    """Its fields and what kind each is of (`core.fields`)."""
+    """Its fields and what kind each is of (`core.fields`); one that never leaves a simulation may have none."""
     in_totals: ClassVar[bool] = False
     """Whether it may be asked for as a total over silos: sums over records of vectors that are clipped, absent values not told apart."""
     on_held_out: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class Statistic:
     @property
     def points(self) -> tuple[Tensor, ...]:
         """Its points (J, d) of the model, in the order of `wire`; the records' vectors are gradients at the first, less those at the second."""
-        return tuple(getattr(self, name) for name, kind in self.wire.items() if kind == POINT)
+        return tuple(getattr(self, name) for name, kind in getattr(self, "wire", {}).items() if kind == POINT)
 
     @property
     def about_features(self) -> int | None:

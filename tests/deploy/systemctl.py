@@ -72,7 +72,10 @@ def begin(name):
     """In a mount namespace of its own: becomes what the unit says."""
     unit = settings(name)
     one = {key: values[-1] for key, values in unit.items()}
-    user, group = pwd.getpwnam(one["User"]), grp.getgrnam(one["Group"])
+    if one.get("DynamicUser") == "true":
+        user, group = pwd.struct_passwd(("dynamic", "x", 61184, 61184, "", "/", "")), grp.struct_group(("dynamic", "x", 61184, []))
+    else:
+        user, group = pwd.getpwnam(one["User"]), grp.getgrnam(one["Group"])
     folders = []
     for key, top, mode in (("StateDirectory", "/var/lib", "StateDirectoryMode"), ("RuntimeDirectory", "/run", "RuntimeDirectoryMode")):
         for word in one.get(key, "").split():
@@ -88,6 +91,8 @@ def begin(name):
     }
     environment |= dict(pair.split("=", 1) for line in unit.get("Environment", []) for pair in shlex.split(line))
     for file in unit.get("EnvironmentFile", []):
+        if file.startswith("-") and not os.path.exists(file[1:]):
+            continue
         pairs = (line.partition("=") for line in Path(file.lstrip("-")).read_text().splitlines() if "=" in line)
         environment |= {key: value for key, _, value in pairs}
     environment |= {"NOTIFY_SOCKET": os.environ["NOTIFY_SOCKET"], "OMP_NUM_THREADS": "1"}

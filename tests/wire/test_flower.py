@@ -332,6 +332,27 @@ def test_names_and_paths_that_cannot_work_are_refused(tmp_path):
         start(tmp_path, {"north": tmp_path / "gate.sock"})
 
 
+def test_a_silo_that_is_removed_is_asked_no_more_and_one_is_added_and_the_server_certified_anew_while_the_others_go_on(federation, silodp):
+    folder, hub = federation.folder, federation.hub
+    assert silodp("federation", "remove", folder, "west")[0] == 0
+    assert hub.names() == ["north", "south"]
+    assert federation.ask() == ["north", "south"]
+    assert "no silo 'west'" in silodp("federation", "remove", folder, "west")[2]
+    flower_site.key(folder / "silos" / "east")
+    (folder / "silos" / "east" / "ca.pem").write_bytes((folder / "server" / "ca.pem").read_bytes())
+    assert "NAME=node.pub" in silodp("federation", "add", folder, "east")[2]
+    assert silodp("federation", "add", folder, f"east={folder / 'silos' / 'east' / 'node.pub'}")[0] == 0
+    assert silodp("federation", "renew", folder)[0] == 0
+    restart_superlink(folder)  # with the new certificate; nodes come back by themselves
+    restart_job(folder)
+    flower_site.start_silo(folder, "east", federation.sockets["west"])
+    deadline = time.monotonic() + PATIENCE
+    while hub.names() != ["east", "north", "south"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert hub.exchange({"east": b"abc", "north": b"de", "west": b"?"}, PATIENCE) == {"east": b"cba", "north": b"ed"}
+
+
 def test_stop_leaves_no_process_behind(federation):
     stop(federation.folder)
     left = []

@@ -70,7 +70,7 @@ def renew(folder: Engine, as_json: Json = False) -> None:
         from silodp.wire.nvflare import kits
 
         silos = kits.renew(folder)
-        said = f"Restart the server; hand out {folder / 'renewed'}/NAME as you did the kits: each silo puts it in the old one's place and restarts its courier."
+        said = f"Restart the server; send {folder / 'renewed'}/NAME.crt, which are public, to the silos: each puts it in the place of startup/client.crt."
     else:
         from silodp.wire.flower import keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -49,6 +50,17 @@ def watched(role: str, folder: Path) -> None:
             metrics.gauge("silodp_certificate_days", min(one["days"] for one in found))
 
     metrics.report_forever(role, look)
+
+
+def attended(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a child that ends with this process, and is told to end when this process is; its exit code."""
+    child = subprocess.Popen(words, env=environment, preexec_fn=die_with_parent)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    return child.wait()
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kill -9 of a courier leaves nothing of it behind
 
 
 class Processes:

@@ -170,6 +170,24 @@ def test_one_answer_after_the_backup_and_the_witness_does_not_confirm_it(witness
         ask(closed, "new")
 
 
+def test_a_witness_that_was_away_confirms_later_whoever_looks_at_the_ledger_meanwhile_and_one_that_is_behind_does_not(witnessed, folder):
+    behind = witness(witnessed).read_bytes()
+    ask(witnessed, "q2")
+    care.backup(witnessed.path, folder / "copy")
+    newest, away = witness(witnessed).read_bytes(), witness(witnessed)
+    away.unlink()
+    witnessed.path.unlink()
+    assert "is missing" in care.restore(folder / "copy", witnessed.path)
+    away.write_bytes(behind)
+    assert "has last seen entry 3, and not entry 5" in care.confirm(witnessed.path)
+    away.write_bytes(newest)
+    with refuses("ledger"):
+        ask(DurableLedger.open(witnessed.path), "new")
+    assert away.read_bytes() == newest, "looking at it changes nothing of what will confirm it"
+    assert care.confirm(witnessed.path) == ""
+    ask(DurableLedger.open(witnessed.path), "new")
+
+
 def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_excluded_and_answers_nothing(folder):
     ledger = make(folder)
     ask(ledger, "q1")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import os
 import re
 import secrets
@@ -25,7 +24,9 @@ from typing import Any
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 from silodp.wire.flower.keys import certify, key
-from silodp.wire.site import Processes, connected, free_port, warn, watched
+from silodp.wire.private import check
+from silodp.wire.site import Processes, connected, die_with_parent, free_port, warn, watched
+from silodp.wire.tunnel import tunnel
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 """No telemetry, no question about updates, no packages installed because a server says so."""
@@ -153,9 +154,11 @@ def _ask(call: Callable, request: object) -> None:
 # --- a silo's operator ----------------------------------------------------------------------------------------------------------
 
 
-def silo(folder: Path, superlink: str, gate: Path) -> int:
+def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> int:
     """A SuperNode and its worker, which carries frames to the gate's socket; until SIGTERM, or until the SuperNode ends."""
     from silodp.wire.flower import app as flower
+
+    superlink = tunnel(superlink, proxy) if proxy else superlink  # whose certificate is for this machine's own address too
 
     os.environ["SILODP_GATE"] = str(gate)
     watched("courier", folder)
@@ -165,7 +168,7 @@ def silo(folder: Path, superlink: str, gate: Path) -> int:
     closed = ["--isolation=process", f"--superexec-auth-secret-file={folder / 'secret'}", "--host=127.0.0.1", f"--port={port}"]
     command = [sys.executable, "-P", "-c", "from silodp.wire.flower.app import supernode; supernode()", *link, *closed]
     with log.open("w") as out:
-        node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent)
+        node = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     while node.poll() is None and not _accepts(port):
         time.sleep(0.1)
@@ -189,10 +192,6 @@ def _hang_up(folder: Path, superlink: str, log: Path) -> None:
     signed = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, private.public_key())]
     with contextlib.suppress(Exception), FleetHttpClient.from_server_address(superlink, False, str(folder / "ca.pem"), signed) as fleet:
         fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(found[1])))
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kill -9 of a courier leaves nothing of it behind
 
 
 # --- all of it on one machine ---------------------------------------------------------------------------------------------------
@@ -302,9 +301,16 @@ def main() -> int:
     commands.choices["register"].add_argument("silos", nargs="+", type=lambda pair: pair.split("=", 1), help="NAME=node.pub")
     commands.choices["job"].add_argument("--hub", type=Path, required=True, help="the socket at which the algorithm asks")
     commands.choices["silo"].add_argument("--superlink", required=True, help="HOST:PORT of the server")
+    commands.choices["silo"].add_argument("--proxy", help="HOST:PORT of an HTTP proxy, through which the server is called")
     commands.choices["silo"].add_argument("--gate", type=Path, required=True, help="the gate's socket")
     given = vars(parser.parse_args())
     os.environ.update(QUIET)
+    if given["command"] in ("superlink", "job", "register", "silo"):
+        try:
+            check("flwr")
+        except BadInput as wrong:
+            print(wrong, file=sys.stderr)
+            return 2
     if given["command"] == "register":
         given["silos"] = {name: Path(public_key) for name, public_key in given["silos"]}
     if given["command"] in ("register", "job"):  # what starts SuperLink does not wait until it listens

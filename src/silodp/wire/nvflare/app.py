@@ -24,6 +24,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from silodp.host import metrics
 from silodp.wire.hub import LARGEST, LONGEST, ask_each, serve_hub
 from silodp.wire.nvflare.kits import removed
+from silodp.wire.private import check
 from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 
@@ -65,6 +66,7 @@ class Courier(FLComponent):
         engine: Any = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_BOOTSTRAP:  # before the server is told of this client
             try:
+                check("nvflare")
                 # The engine would obey the server's admin commands (read a file, run a job), and check the site's rights only if the
                 # server asks it to. A courier needs none of them.
                 ClientRequestProcessors.request_processors.clear()
@@ -105,7 +107,12 @@ class ServerHub(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):  # a silo may be hostile too
-            deafen(fl_ctx.get_engine())
+            try:
+                check("nvflare")
+                deafen(fl_ctx.get_engine())
+            except Exception as error:
+                self.logger.error(f"the engine's commands could not be closed: {error}: the server stops")
+                os._exit(2)
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
             if not _known(self._engine) or listens(self._engine):

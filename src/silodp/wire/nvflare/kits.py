@@ -11,8 +11,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
@@ -20,7 +21,7 @@ from silodp.host.atomic import write
 PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 REMOVED = "disabled_clients.json"
 """The file of the server's kit in which NVFlare itself keeps whom it lets in no more."""
-AUTHORITY_DAYS = 3650
+DAYS, AUTHORITY_DAYS = 360, 3650
 """The authority outlives the certificates, which last NVFlare's 360 days, so that these can be renewed one by one."""
 
 
@@ -55,17 +56,38 @@ def add(folder: Path, silos: Sequence[str]) -> None:
 
 
 def renew(folder: Path) -> list[str]:
-    """New certificates for all, in folder/renewed, to be handed out like the first; the server's own are put into its kit. Old ones stay valid."""
-    about, renewed = _about(folder), folder / "renewed"
-    with tempfile.TemporaryDirectory(dir=folder) as apart:
-        made = _provisioned(Path(apart), about["silos"], about["host"], about["port"], _root(folder))
-        shutil.rmtree(renewed, ignore_errors=True)
-        shutil.move(made["kits"], renewed)
-    renewed.chmod(0o700)
-    for file in ("server.crt", "server.key"):
-        write(folder / "kits" / SERVER / "startup" / file, (renewed / SERVER / "startup" / file).read_bytes())
-    shutil.rmtree(renewed / SERVER)
+    """A new certificate over the same key for each silo, in folder/renewed, and for the server, in its kit; old ones stay valid until they expire.
+
+    Keys stay where they are, so that nothing secret travels; and the server's must: NVFlare lets in again whom it knows by a token that this key signed.
+    """
+    about, renewed, certificates = _about(folder), folder / "renewed", folder / "authority" / "certificates"
+    shutil.rmtree(renewed, ignore_errors=True)
+    renewed.mkdir(mode=0o700)
+    for name in about["silos"]:
+        write(certificates / f"{name}.crt", _recertified((certificates / f"{name}.crt").read_bytes(), _root(folder)))
+        write(renewed / f"{name}.crt", (certificates / f"{name}.crt").read_bytes())
+    own = folder / "kits" / SERVER / "startup" / "server.crt"
+    write(own, _recertified(own.read_bytes(), _root(folder)))
     return list(about["silos"])
+
+
+def _recertified(certificate: bytes, root: tuple[bytes, bytes]) -> bytes:
+    """The certificate once more, valid from now on."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+    old, authority, key = (
+        x509.load_pem_x509_certificate(certificate),
+        x509.load_pem_x509_certificate(root[0]),
+        load_pem_private_key(root[1], None),
+    )
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(authority.subject, old.subject, old.public_key(), x509.random_serial_number()).not_valid_before(now)
+    made = made.not_valid_after(min(now + timedelta(days=DAYS), authority.not_valid_after_utc))
+    for extension in old.extensions:
+        made = made.add_extension(extension.value, extension.critical)
+    return made.sign(cast(Any, key), hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def remove(folder: Path, silos: Sequence[str]) -> None:
@@ -96,6 +118,11 @@ def _check(silos: Sequence[str]) -> None:
 
 
 def _note(folder: Path, host: str, port: int, silos: Sequence[str]) -> None:
+    """What was provisioned, and every silo's certificate, which is public, to renew it by."""
+    (folder / "authority" / "certificates").mkdir(mode=0o700, exist_ok=True)
+    for name in silos:
+        if not (kept := folder / "authority" / "certificates" / f"{name}.crt").exists():
+            write(kept, (folder / "kits" / name / "startup" / "client.crt").read_bytes())
     write(folder / "authority" / "federation.json", json.dumps({"host": host, "port": port, "silos": list(silos)}) + "\n")
 
 

@@ -15,13 +15,15 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 from silodp.wire.nvflare.kits import ORG, PROJECT, REMOVED, SERVER, issue
-from silodp.wire.site import Processes, connected, free_port, warn
+from silodp.wire.site import Processes, attended, connected, free_port, warn
+from silodp.wire.tunnel import tunnel
 
 HEARTBEAT, LOST = 2, 8
 """Seconds between a client's signs of life, and without one after which the server no longer lists it."""
@@ -42,8 +44,10 @@ def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", po
     settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind="127.0.0.1" if host == "localhost" else "0.0.0.0")
 
 
-def settle_silo(kit: Path, gate: Path) -> None:
+def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target: target) -> None:
     """Afterwards the silo's kit keeps its certificates and the server's address, and all else in it is written here.
+
+    `via` gives the address that the engine is to call in the place of the server's, which the kit keeps too.
 
     A kit comes from the server's operator, whom the silo does not trust: scripts, code in local/custom, extra configuration files and
     components in it would all run. So nothing of it is kept but what is needed to find the server and to be known there.
@@ -53,6 +57,7 @@ def settle_silo(kit: Path, gate: Path) -> None:
         given = json.loads((start / "fed_client.json").read_text())
         target, identity = given["servers"][0]["service"]["target"], given["servers"][0]["identity"]
         name, scheme = given["client"]["fqsn"], given["servers"][0]["service"]["scheme"]
+        target = given.get("silodp_server", target)
         credentials = {file: (start / file).read_bytes() for file in CREDENTIALS}
     except (OSError, ValueError, LookupError, TypeError):
         raise BadInput(f"{kit}: must be a client's startup kit of NVFlare, with startup/fed_client.json and certificates") from None
@@ -65,10 +70,11 @@ def settle_silo(kit: Path, gate: Path) -> None:
         place.chmod(0o700)
     for file, content in credentials.items():
         write(start / file, content)
-    server = {"name": PROJECT, "service": {"target": target, "scheme": scheme}, "identity": identity}
+    server = {"name": PROJECT, "service": {"target": via(target), "scheme": scheme}, "identity": identity}
     client = dict(zip(("ssl_root_cert", "ssl_cert", "ssl_private_key"), CREDENTIALS, strict=True))
     client |= {"fqsn": name, "is_leaf": True, "connection_security": "mtls"}
-    _write(start / "fed_client.json", {"format_version": 2, "require_signed_jobs": True, "servers": [server], "client": client})
+    settled = {"format_version": 2, "require_signed_jobs": True, "servers": [server], "client": client, "silodp_server": target}
+    _write(start / "fed_client.json", settled)
     courier = {"id": "silodp_courier", "path": "silodp.wire.nvflare.app.Courier", "args": {"socket": str(gate)}}
     resources = {
         "format_version": 2,
@@ -241,6 +247,15 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
 # --- separate machines ------------------------------------------------------------------------------------------------------------
 
 
+def _run(kit: Path, *, attend: bool) -> int:
+    """Becomes the engine of a settled kit; or is its parent, for the sake of a tunnel that lives in this process."""
+    warn(kit)
+    words, environment = command(kit), os.environ | SAFE | {"SILODP_SITE": str(kit)}
+    if attend:
+        return attended(words, environment)
+    os.execve(words[0], words, environment)
+
+
 def main() -> int:
     """The commands for separate machines; KIT is the folder that was handed out."""
     parser = argparse.ArgumentParser(prog="python -P -m silodp.wire.nvflare.site", description=main.__doc__)
@@ -257,6 +272,7 @@ def main() -> int:
     commands.choices["provision"].add_argument("--port", type=int, required=True)
     commands.choices["server"].add_argument("--hub", type=lambda text: Path(text).resolve(), required=True, help="where the algorithm asks")
     commands.choices["silo"].add_argument("--gate", type=lambda text: Path(text).resolve(), required=True, help="the gate's socket")
+    commands.choices["silo"].add_argument("--proxy", help="HOST:PORT of an HTTP proxy, through which the server is called")
     given = parser.parse_args()
     try:
         match given.command:
@@ -264,11 +280,12 @@ def main() -> int:
                 provision(given.folder, given.silos, host=given.host, port=given.port)
             case "explain":
                 print(explain(given.kit))
-            case "server" | "silo":
-                settle_server(given.kit, given.hub) if given.command == "server" else settle_silo(given.kit, given.gate)
-                warn(given.kit)
-                words = command(given.kit)
-                os.execve(words[0], words, os.environ | SAFE | {"SILODP_SITE": str(given.kit)})
+            case "server":
+                settle_server(given.kit, given.hub)
+                _run(given.kit, attend=False)
+            case "silo":
+                settle_silo(given.kit, given.gate, partial(tunnel, proxy=given.proxy) if given.proxy else lambda target: target)
+                return _run(given.kit, attend=bool(given.proxy))
     except BadInput as wrong:
         print(wrong, file=sys.stderr)
         return 2

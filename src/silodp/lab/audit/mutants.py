@@ -1,4 +1,4 @@
-"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a silo, of a shuffle, and of every answer."""
+"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a silo, of a shuffle, of masks, and of every answer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from collections.abc import Collection
 from pathlib import Path
 
 from silodp.lab.audit.mistakes.answers import OF_ANSWERS
+from silodp.lab.audit.mistakes.masked import OF_MASKS
 from silodp.lab.audit.mistakes.shuffled import OF_A_SHUFFLE
 from silodp.lab.audit.mistakes.silo import OF_A_SILO
 from silodp.lab.audit.pipeline import SOUND, Caught, Pipeline, Probe, Probes
 from silodp.lab.audit.probes_answers import ANSWERS
 from silodp.lab.audit.probes_batches import BATCHES
+from silodp.lab.audit.probes_masked import MASKED
 from silodp.lab.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION
 from silodp.lab.studies.sweep import Tick, spread, unseen
 
-MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_ANSWERS
+MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_MASKS | OF_ANSWERS
 GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (
     (OF_A_SILO, [SIMULATION, DEPLOYMENT]),
     (OF_A_SHUFFLE, [SHUFFLED_SIMULATION, SHUFFLED_DEPLOYMENT]),
+    (OF_MASKS, [MASKED]),
     (OF_ANSWERS, [ANSWERS, BATCHES]),
 )
 IN_MEMORY = Path("/dev/shm")

@@ -1,0 +1,85 @@
+"""What masks cost a gate: its answer to a question for a total, in a box for a shuffler and under the masks of a cohort, and the bytes of each.
+
+    python -m benchmarks.masks [--silos 25] [--records 1024] [--repeat 5]
+
+LeNet, 62,006 parameters. Counts are made by the one code; what differs is what is done with them afterwards, and is timed with them, in turns, in seconds of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from benchmarks.gate import Silo
+from benchmarks.gradient import CLIP
+from benchmarks.models import cnn, images
+from silodp.core.mechanisms import Masked, Shuffled
+from silodp.core.protocol.box import Contribution, encrypt_box
+from silodp.core.protocol.codec import Envelope
+from silodp.core.protocol.masks import ROW, offered, write_table
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
+from silodp.host.keys import public
+from silodp.silo.service.masking import Masker, Masking
+
+DEFINITION, RUN, MOST = "0" * 64, "benchmark", 1.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, usual in (("--silos", 25), ("--records", 1024), ("--repeat", 5)):
+        parser.add_argument(name, type=int, default=usual)
+    told = parser.parse_args()
+    torch.manual_seed(0)
+    silo = Silo(cnn(), *(part[0] for part in images(1, told.records)))
+    others = [Ed25519PrivateKey.generate() for _ in range(told.silos - 1)]
+    members = tuple(f"silo-{i} {public(key)}" for i, key in enumerate(others))
+    masker = Masker(Masking(members, 0, 2), Ed25519PrivateKey.generate(), DEFINITION)
+    rows = [offered(key, X25519PrivateKey.generate(), definition=DEFINITION, run=RUN, epoch=bytes(16)) for key in others]
+    coins = {"levels": 800, "noise_bits": 1000, "contributions": told.silos * told.records}
+    table = write_table(
+        type(row)(row.identity, row.epoch, row.key, row.signature, told.records * coins["noise_bits"])
+        for row in (*rows, masker.offer("server", RUN))
+    )
+    shuffler, pseudonym = public(X25519PrivateKey.generate()), Ed25519PrivateKey.generate()
+
+    def asked(mechanism: Shuffled, cohort: bytes = b"") -> Envelope:
+        return Envelope("silo", RUN, "query", DEFINITION, Query(Grad(silo.w), mechanism), "0", 0, cohort)
+
+    plain, hidden = asked(Shuffled("minibatch", CLIP, **coins)), asked(Masked("minibatch", CLIP, **coins, modulus=32), table)
+
+    def counts(envelope: Envelope) -> np.ndarray:
+        return silo.exact.answer(envelope.query, [0])[0, 0].numpy()
+
+    def sealed() -> bytes:
+        made = Contribution(plain.shuffle_round, 1, told.records, coins["levels"] + coins["noise_bits"], counts(plain))
+        return encrypt_box(made, shuffler, pseudonym)
+
+    def masked() -> bytes:
+        masker.check(hidden, told.records)
+        return masker.masked("server", hidden, counts(hidden))
+
+    times: dict[str, list[float]] = {"box for a shuffler": [], "masked": []}
+    for turn in range(told.repeat + 1):
+        for (name, spent), make in zip(times.items(), (sealed, masked), strict=True):
+            begin = time.process_time()
+            answer = make()
+            if turn:  # the first warms up
+                spent.append(time.process_time() - begin)
+            elif name == "masked":
+                print(f"A masked answer has {len(answer) / silo.w.numel():g} bytes a parameter; its question, {ROW * told.silos} of table.")
+    middle = {name: statistics.median(spent) for name, spent in times.items()}
+    for name, seconds in middle.items():
+        print(f"{name:<20} {seconds:8.3f} s")
+    ratio = middle["masked"] / middle["box for a shuffler"]
+    print(f"masked over shuffled {ratio:8.3f}   (at most {MOST}: {'kept' if ratio <= MOST else 'NOT KEPT'})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Mistakes with masks: each takes the place of the gate's masker."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from silodp.core.protocol.codec import Envelope
+from silodp.core.protocol.masks import MODULI, offered
+from silodp.lab.audit.mistakes import Mistakes, instead
+from silodp.silo.service import masking
+from silodp.silo.service.masking import Masker, _Run
+
+OF_MASKS = Mistakes()
+plant = OF_MASKS.plant
+
+
+@plant("mask reused between queries", "masker")
+class OneMask(Masker):
+    """The pair's key does not depend on the question: the difference of two answers has no mask."""
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        with instead(
+            masking, "masked", lambda shipped, c, own, mine, rows, digest, modulus: shipped(c, own, mine, rows, "0" * 64, modulus)
+        ):
+            return super().masked(asker, envelope, counts)
+
+
+@plant("counts without masks", "masker")
+class Bare(Masker):
+    """The server can add the counts up itself."""
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        return counts.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
+
+
+@plant("cohort not checked", "masker")
+class AnyCohort(Masker):
+    def check(self, envelope: Envelope, own: int) -> None:
+        pass
+
+
+@plant("unpinned key accepted", "masker")
+class Anybody(Masker):
+    """Whoever is in the table counts as known: a server invents silos until one silo is alone among its own."""
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        rows = masking.read_table(envelope.cohort)
+        known = self.policy
+        self.policy = replace(known, members=tuple(f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own))
+        super().check(envelope, own)
+        self.policy = known
+
+
+@plant("unsigned key accepted", "masker")
+class Unsigned(Masker):
+    """A server puts keys of its own beside the pinned identities, and takes every mask off."""
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        with instead(masking, "is_signed", lambda shipped, row, **about: True):
+            super().check(envelope, own)
+
+
+@plant("noise of absent silos counted", "masker")
+class AbsentNoise(Masker):
+    """What the query says is what the price counts on, whoever is in the table."""
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        with instead(masking, "counted", lambda shipped, rows, colluding: 2**60):
+            super().check(envelope, own)
+
+
+@plant("noise of colluding silos counted", "masker")
+class TrustingAll(Masker):
+    def check(self, envelope: Envelope, own: int) -> None:
+        with instead(masking, "counted", lambda shipped, rows, colluding: shipped(rows, 0)):
+            super().check(envelope, own)
+
+
+@plant("own noise not checked", "masker")
+class OwnRow(Masker):
+    """The table may promise the others more noise of this silo than it draws."""
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        (mine,) = (row for row in masking.read_table(envelope.cohort) if row.identity == self._own)
+        super().check(envelope, mine.trials // envelope.query.mechanism.noise_bits)
+
+
+@plant("same counts under two cohorts", "masker")
+class OneDraw(Masker):
+    """A second attempt at a round masks the counts of the first for its smaller cohort: two totals differ by the silo that left, without noise."""
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), counts)
+        return super().masked(asker, envelope, kept)
+
+
+@plant("wrap-around not checked", "masker")
+class Wrapping(Masker):
+    def check(self, envelope: Envelope, own: int) -> None:
+        wide = replace(envelope.query.mechanism, modulus=64)  # type: ignore[type-var]
+        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), own)
+
+
+@plant("keys that outlive a restart", "masker")
+class OldKeys(Masker):
+    """A run's key follows from the identity: after a restart an old question is answered, charged or not, with other noise under the same masks."""
+
+    def offer(self, asker: str, run: str):
+        seed = hashlib.sha256(self._identity.private_bytes_raw() + run.encode()).digest()
+        key = X25519PrivateKey.from_private_bytes(seed)
+        self._epoch = bytes(16)
+        row = offered(self._identity, key, definition=self._definition, run=run, epoch=self._epoch)
+        return self._runs.setdefault((asker, run), _Run(key, row)).row
+
+    def begin(self, asker: str, envelope: Envelope) -> None:
+        self.offer(asker, envelope.run)
+        super().begin(asker, envelope)
+
+
+@plant("attempts without end", "masker")
+class Tireless(Masker):
+    """Whoever loses frames drains a budget."""
+
+    def begin(self, asker: str, envelope: Envelope) -> None:
+        super().begin(asker, envelope)
+        self._runs[asker, envelope.run].asked.clear()

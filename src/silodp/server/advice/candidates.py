@@ -22,7 +22,7 @@ class Effort:
     """
 
     parameters: float
-    worlds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
+    worlds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
     pool: int = 1200
     tested: int = 1500
     rounds: tuple[int, ...] = (1, 3, 6, 12, 25, 50)
@@ -86,9 +86,9 @@ def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, in
 
 
 def regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
-    """The mean over worlds of how many times as wrong each is as the best there: a world where little can be learnt has little to say."""
-    best = np.maximum(np.min(list(errors.values()), axis=0), 1e-3)
-    return {point: float((found / best).mean()) for point, found in errors.items()}
+    """How much worse each is than the best, in the world where it is worst."""
+    best = np.min(list(errors.values()), axis=0)
+    return {point: float((found - best).max()) for point, found in errors.items()}
 
 
 def models_for(facts: Facts, worth: float) -> list[str]:

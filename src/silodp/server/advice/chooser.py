@@ -1,8 +1,8 @@
 """The advisor: from public facts to a complete order, and what to expect of it.
 
 Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic records of a few public worlds, many settings
-side by side. The candidate of the least mean regret over the worlds (how many times as wrong it is as the best there) is chosen: the one that is seldom
-much worse than the best, whichever world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
+side by side. The candidate of the least regret is chosen: the one that is never much worse than the best, whichever
+world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
 """
 
 from __future__ import annotations
@@ -139,9 +139,14 @@ class Search:
         return self.effort.looks * (2 if batch.model in ("linear", "logistic") else 1)
 
     def _effort(self) -> Effort:
+        """By the size of the first model; and where models that bend are tried too, which take longer, noise is less and fewer samples will do."""
         first = self._problem(self.models[0])
         known = not is_file(self.models[0]) and first.known_loss and self.models[0] != "cnn"
-        return next(effort for effort in EFFORTS if first.dim * (1 if known else 200) <= effort.parameters)
+        effort = next(effort for effort in EFFORTS if first.dim * (1 if known else 200) <= effort.parameters)
+        if len(self.models) == 1:
+            return effort
+        networks = len(self.models) > 2
+        return replace(effort, looks=1, trials=min(effort.trials, 2 if networks else 3), worlds=effort.worlds[: 6 if networks else None])
 
     # --- what is tried ---------------------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,9 @@ WORLDS = (
     World(10.0, -0.3, common=0.9, narrow=True, falling=1.5),
     World(4.0, 0.2, common=0.8, falling=1.0, low=0.4),
     World(8.0, 0.0, common=0.9, falling=1.0, low=0.5),
+    World(2.2, 0.3, bent=0.1, active=0.6, low=0.4),
+    World(4.0, 0.0, common=0.8, falling=1.0, low=0.6),
+    World(6.0, 0.2, common=0.6, narrow=True),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 
@@ -18,38 +18,103 @@ from silodp.lab.studies.study import CURVES
 
 matplotlib.rcParams["svg.hashsalt"] = "silodp"  # the same figure is the same file
 
-STYLE = {
-    "spider": ("#0b5fa5", "-", "o"), "spider-diff": ("#7fb2dd", "-", "D"), "mb-sgd": ("#d1495b", "-", "s"), "local-sgd": ("#2e8b57", "-", "^"),
-    "spider-paper": ("#0b5fa5", ":", "o"), "spider-diff-paper": ("#7fb2dd", ":", "D"), "mb-sgd-paper": ("#d1495b", ":", "s"),
-    "local-sgd-paper": ("#2e8b57", ":", "^"), "spider-open": ("#0b5fa5", "--", ""), "mb-sgd-open": ("#d1495b", "--", ""),
-    "local-sgd-open": ("#2e8b57", "--", ""), "mb-sgd-shuffle": ("#d1495b", "--", "s"), "spider-shuffle": ("#7fb2dd", "--", "D"),
-    "mb-sgd-masks": ("#d1495b", "-.", "^"), "spider-masks": ("#7fb2dd", "-.", "^"),
-    "mb-sgd-central": ("#d1495b", ":", "x"), "spider-central": ("#7fb2dd", ":", "x"),
+OKABE_ITO = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "sky": "#56B4E9",
+    "pink": "#CC79A7",
+    "black": "#000000",
+}
+"""Colours that are told apart by whoever sees colours otherwise."""
+METHODS = {
+    "mb-sgd": ("MB-SGD", "red", "s"), "spider": ("SPIDER", "blue", "o"), "spider-diff": ("SPIDER, phase > 1", "sky", "D"),
+    "local-sgd": ("Local SGD", "green", "^"),
 }  # fmt: skip
+TRUSTS = {
+    "": ("ISRL-DP", "blue", "o"),
+    "-shuffle": ("SDP", "orange", "s"),
+    "-masks": ("masks", "pink", "v"),
+    "-central": ("central DP", "green", "^"),
+}
+SPARE = ("pink", "orange", "black")
 
 
 def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
-    """PNG and SVG of that stem: test error against epsilon, one curve for each algorithm and noise, with standard errors."""
-    figure, axes = plt.subplots(figsize=(7.2, 5.8), layout="constrained")
-    own = [curve for curve in dict.fromkeys(r["curve"] for r in rows) if curve not in CURVES]
-    for curve, (color, line, marker) in (STYLE | {curve: (f"C{4 + i}", "-", "v") for i, curve in enumerate(own)}).items():
-        mine = [r for r in rows if r["curve"] == curve]
-        if curve.endswith("-open"):
-            for r in mine:
-                axes.axhline(r["test_error"], color=color, linestyle=line, linewidth=1, label=CURVES.get(curve, curve))
-        elif mine:
-            epsilons = [r["epsilon"] for r in mine]
-            axes.errorbar(
-                epsilons, [r["test_error"] for r in mine], yerr=[r["standard_error"] for r in mine], color=color, linestyle=line,
-                marker=marker, markersize=4, linewidth=1.4, capsize=2, label=CURVES.get(curve, curve),
-            )  # fmt: skip
-            axes.set_xscale("log")
-            axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-            axes.minorticks_off()
-    axes.set(xlabel="epsilon of every record (delta = 1/n²)", ylabel="test error", title=title)
-    axes.grid(alpha=0.25)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
+    """PNG and SVG of that stem: test error against epsilon, with standard errors, at most five curves a panel, each with its name at its end."""
+    shown = [(name, curves) for name, curves in _panels([*dict.fromkeys(r["curve"] for r in rows)]) if curves]
+    figure, axes = plt.subplots(1, len(shown), figsize=(1.2 + 4.9 * len(shown), 4.6), layout="constrained", sharey=True, squeeze=False)
+    named: list[tuple] = []
+    for ax, (name, curves) in zip(axes[0], shown, strict=True):
+        ends: list[tuple[float, str, str]] = []
+        for curve, (label, color, marker) in curves.items():
+            mine = [r for r in rows if r["curve"] == curve and r["epsilon"] is not None]
+            if not mine:
+                continue
+            x, y, bars = ([r[k] for r in mine] for k in ("epsilon", "test_error", "standard_error"))
+            ax.errorbar(x, y, yerr=bars, color=OKABE_ITO[color], marker=marker, markersize=4, linewidth=1.4, capsize=2)
+            ends.append((y[-1], label, OKABE_ITO[color]))
+            ax.set_xscale("log")
+            ax.set_xticks(x, [f"{e:g}" for e in x])
+            ax.minorticks_off()
+        for r in [r for r in rows if r["curve"] == "mb-sgd-open" and "mb-sgd" in curves]:
+            ax.axhline(r["test_error"], color="#777777", linewidth=0.8, linestyle="--")
+            ends.append((r["test_error"], "MB-SGD, not private", "#777777"))
+        ax.set(xlabel="epsilon of every record (delta = 1/n²)", title=name)
+        ax.grid(alpha=0.25)
+        named.append((ax, ends))
+    for ax, ends in named:  # once all panels have said how high the axis goes
+        _name_ends(ax, ends)
+    axes[0][0].set_ylabel("test error")
+    figure.suptitle(title, fontsize=11)
     _save(figure, stem)
+
+
+def draw_panels(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], stem: Path) -> None:
+    """PNG of that stem: a panel for each name, in it a line for each label, through points of epsilon and test error."""
+    wide = min(3, len(panels))
+    figure, axes = plt.subplots(
+        -(-len(panels) // wide), wide, figsize=(5.4 * wide, 3.6 * -(-len(panels) // wide)), layout="constrained", squeeze=False
+    )
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    for ax, (name, lines) in zip(axes.flat, panels.items(), strict=False):
+        ends = []
+        for (label, points), color, marker in zip(lines.items(), ("red", "sky", "blue", "green", "orange"), "soD^v", strict=False):
+            if points:
+                x, y = zip(*points, strict=True)
+                ax.plot(x, y, color=OKABE_ITO[color], marker=marker, markersize=4, linewidth=1.4)
+                ax.set_xscale("log")
+                ax.set_xticks(x, [f"{e:g}" for e in x], fontsize=8)
+                ax.minorticks_off()
+                ends.append((y[-1], label, OKABE_ITO[color]))
+        ax.set(title=name, xlabel="epsilon", ylabel="test error")
+        ax.grid(alpha=0.25)
+        _name_ends(ax, ends)
+    _save(figure, stem, (".png",))
+
+
+def _panels(curves: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str, str]]]]:
+    """What is drawn beside what: methods by their noise, or trusts by method; whatever else is there gets colours that are left."""
+    if any(curve.endswith(("-shuffle", "-masks")) for curve in curves):
+        both = (("MB-SGD", "mb-sgd", "mb-sgd"), ("SPIDER, phase > 1", "spider-diff", "spider"))
+        return [(name, {(plain if t == "" else f"{base}{t}"): how for t, how in TRUSTS.items()}) for name, plain, base in both]
+    own = [curve for curve in curves if curve not in CURVES]
+    more = {curve: (curve.rpartition(":")[2], color, "v") for curve, color in zip(own, SPARE, strict=False)}
+    exact = {curve: how for curve, how in METHODS.items() if curve in curves} | dict([*more.items()][: 5 - len(METHODS)])
+    later = dict([*more.items()][5 - len(METHODS) :])
+    paper = {f"{curve}-paper": how for curve, how in METHODS.items() if f"{curve}-paper" in curves}
+    return [("exact accounting", exact), ("the paper's constants", paper), ("others", later)]
+
+
+def _name_ends(ax, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Each curve's name behind its last point, moved apart where two would lie on each other."""
+    low, high = ax.get_ylim()
+    least, last = (high - low) * 0.055, -float("inf")
+    for y, label, color in sorted(ends):
+        last = max(y, last + least)
+        ax.annotate(label, (1.01, last), xycoords=("axes fraction", "data"), color=color, fontsize=8, va="center", annotation_clip=False)
 
 
 def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = (".png", ".svg")) -> None:
@@ -57,7 +122,13 @@ def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = 
 
     A lower bound is drawn at the sizes where its conditions hold, and nowhere else.
     """
-    colors = {"prox-sgd": "#d1495b", "prox-svrg": "#7fb2dd", "prox-pl-svrg": "#0b5fa5", "spider": "#2e8b57", "spider-alternate": "#e8a33d"}
+    colors = dict(
+        zip(
+            ("prox-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate"),
+            map(OKABE_ITO.get, ("red", "sky", "blue", "green", "orange")),
+            strict=True,
+        )
+    )
     rows = {"risk": "excess risk", "mapping": "E ‖gradient mapping‖²"}
     figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.6), layout="constrained", sharey="row")
     for (measure, label), line in zip(rows.items(), axes, strict=True):

@@ -15,15 +15,18 @@ from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
 from silodp.lab.studies.study import AGAIN, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
+from silodp.lab.studies.verdict import read_trials
+from silodp.lab.studies.verdict_page import line_of, write_verdict
+from silodp.lab.studies.verdict_read import Trials
 from silodp.silo.data.datasets import DATASETS
 
 TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cifar10": "CIFAR-10"}
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """figures.md, leaderboard.md, variance.md and trust.md in `docs`, from the tables NAME.csv in `tables`, and rates.png from rates.csv in
+    """figures.md, leaderboard.md, variance.md, trust.md and verdict.md in `docs`, from the tables NAME.csv in `tables`, and rates.png from rates.csv in
     `docs`; what has no table is left out."""
-    pages = [write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust)]
+    pages = [write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, write_verdict)]
     if (docs / "rates.csv").exists():
         draw_rates(rates.read(docs / "rates.csv"), docs, suffixes=(".png",))
         pages.append(docs / "rates.png")
@@ -42,13 +45,33 @@ def _figures(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# The paper's figures, with exact accounting\n",
         "**Under our protocol we do not see SPIDER ahead of full-batch MB-SGD. Our protocol is not the authors'**, and in more than the "
-        "accounting: [the differences are below](#how-our-study-differs-from-the-authors). So nothing here says whether their result holds.\n",
+        "accounting: [the differences are below](#how-our-study-differs-from-the-authors). What holds under theirs is on a page of its own, "
+        "[a verdict on the paper's experiments](verdict.md), and in the first line of each figure.\n",
         f"{NOTE} {SIGNIFICANCE} With exact accounting SPIDER at phase 1 is MB-SGD: where that is picked, both are the same runs. Where M of 25 silos answer a round, noise is set for a silo that is asked in every round, and less is spent.\n",
         DIFFERENCES,
     ]
+    path = tables / "verdict.csv"
+    trials = Trials(read_trials(path)) if path.exists() else Trials([])
     for rows, name, heading in _drawn(FIGURES, tables):
-        parts += [*heading, f"{reading(rows, FIGURES[name])} {tuned_over(FIGURES[name])} [Table](figures/{name}.csv).\n"]
+        parts += [heading[0], *line_of(trials, name), *heading[1:], small_table(rows, FIGURES[name])]
+        parts.append(f"{_few(FIGURES[name])}{_spending(rows)} {tuned_over(FIGURES[name])} [Table](figures/{name}.csv).\n")
     return _write(docs / "figures.md", parts)
+
+
+def small_table(rows: Sequence[dict], study: Study) -> str:
+    """What a figure of ours shows: each method against MB-SGD with noise of the same kind."""
+    lines = ["| under our protocol | against MB-SGD | significantly better / worse |", "|---|---:|---:|"]
+    for curve, other in (
+        ("spider", "mb-sgd"), ("spider-diff", "mb-sgd"), ("local-sgd", "mb-sgd"), ("spider-paper", "mb-sgd-paper"), ("local-sgd-paper", "mb-sgd-paper"),
+    ):  # fmt: skip
+        if any(r["curve"] == curve for r in rows):
+            better, worse = significant(rows, curve, other)
+            lines.append(f"| {CURVES[curve]} | {-improvement(rows, other, curve):+.1f} % | {better} / {worse} of {len(study.epsilons)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _few(study: Study) -> str:
+    return "So few settings and splits are no ground for a verdict. " if study.dataset == "cifar10" or study.trials < 10 else ""
 
 
 DIFFERENCES = """## How our study differs from the authors'

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from silodp.host import atomic
 from silodp.lab.runfolder import make_folder
 from silodp.lab.studies.study import EPSILONS
 from silodp.lab.studies.sweep import Tick, spread, unseen
@@ -82,7 +83,7 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
     for name in {unit.figure for unit in left} - known.keys():
         figure = job.figures[name]
         known[name] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", figure.records).train.counts)
-    (job.folder / "counts.json").write_text(json.dumps(known))
+    atomic.write_json(job.folder / "counts.json", known)
     table.fill(
         (job.figures[unit.figure], CONDITIONS[unit.condition], unit.arm, known[unit.figure], e)
         for unit in left
@@ -109,10 +110,9 @@ def _work(job: Job, unit: Unit, device: str) -> None:
         return
     points = _picked(job, unit) if unit.picked else None
     found = run(unit, job.figures, Table(job.folder / "noise.json"), job.data_dir, device, points)
-    temporary = job.path(unit).with_suffix(f".{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, found)
-    os.replace(temporary, job.path(unit))
+    file = io.BytesIO()
+    np.save(file, found)
+    atomic.write(job.path(unit), file.getvalue(), mode=0o644, durable=False)
 
 
 def _picked(job: Job, unit: Unit) -> list[dict]:
@@ -183,6 +183,8 @@ def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons:
             for arm in arms(figure, CONDITIONS[condition]):
                 found = tuned(job, name, condition, arm, table, epsilons, counts) if counts else {}
                 for (epsilon, output), t in found.items():
+                    if output != "last" and condition not in ("primary", "text", "file"):
+                        continue
                     yield {
                         "figure": name, "condition": condition, "arm": t.arm, "epsilon": epsilon, "output": output, "spent": t.spent,
                         "step": t.setting["step"], "clip": t.setting["clip"], "slope": t.setting.get("slope", ""), "loss": t.loss,
@@ -198,14 +200,11 @@ def _counts(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def write_trials(rows: Iterable[dict], path: Path) -> None:
     """verdict.csv: each tuned arm with the test error of every trial, for others to test otherwise."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
-        for r in rows:
-            numbers = [f"{r[k]:.6g}" if r[k] != "" else "" for k in ("spent", "step", "clip", "slope", "loss")]
-            writer.writerow(
-                (*(r[k] for k in FIELDS[:3]), f"{r['epsilon']:g}", r["output"], *numbers, " ".join(f"{e:.5g}" for e in r["errors"]))
-            )
+    lines = []
+    for r in rows:
+        numbers = [f"{r[k]:.6g}" if r[k] != "" else "" for k in ("spent", "step", "clip", "slope", "loss")]
+        lines.append((*(r[k] for k in FIELDS[:3]), f"{r['epsilon']:g}", r["output"], *numbers, " ".join(f"{e:.4g}" for e in r["errors"])))
+    atomic.write_table(path, FIELDS, lines)
 
 
 def read_trials(path: Path) -> list[dict]:

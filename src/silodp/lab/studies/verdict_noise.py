@@ -16,6 +16,7 @@ import torch
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, composed_epsilon
 from silodp.core.sampling import Poisson, Sampling
+from silodp.host import atomic
 from silodp.lab.studies.verdict_plan import Arm, Condition, Figure, local_count, sampling
 from silodp.server.algorithms import find
 from silodp.server.paper import paper_multipliers
@@ -118,9 +119,7 @@ class Table:
             with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 found = list(pool.map(noise, *zip(*left.values(), strict=True)))
         self.known |= dict(zip(left, found, strict=True))
-        temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(self.known))
-        os.replace(temporary, self.path)
+        atomic.write_json(self.path, self.known)
 
 
 def distinct(counts: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,103 @@
+"""What is read from the verdict's trials: tuned curves, chances that allow for overlapping splits, Holm's correction, and sentences that follow."""
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from silodp.lab.studies.verdict import read_trials
+from silodp.lab.studies.verdict_page import page, short
+from silodp.lab.studies.verdict_read import Trials, average, chance_of, count, gaps, holm
+
+TABLE = Path(__file__).parents[3] / "docs/figures/verdict.csv"
+
+
+def row(arm, epsilon, errors, loss, *, condition="primary", figure="mnist-M25-R25", output="last", spent=None):
+    return {
+        "figure": figure, "condition": condition, "arm": arm, "epsilon": epsilon, "output": output, "spent": epsilon if spent is None else spent,
+        "step": 1.0, "clip": 1.0, "slope": "", "loss": loss, "errors": tuple(errors),
+    }  # fmt: skip
+
+
+def made(**losses):
+    kinds = {"mb-sgd": 0.10, "spider-q2": 0.12, "alternate": 0.09}
+    return Trials(row(arm, 3.0, [e, e + 0.01, e + 0.02], losses[arm.replace("-", "_")]) for arm, e in kinds.items())
+
+
+def test_a_curve_has_the_arm_of_least_training_loss_and_phase_1_is_mb_sgd():
+    trials = made(mb_sgd=0.5, spider_q2=0.6, alternate=0.55)
+    curve = {m: trials.curve(m, "mnist-M25-R25", "primary", 3.0).arm for m in ("spider", "reduced", "phases", "mb-sgd")}
+    assert curve == {"spider": "mb-sgd", "reduced": "alternate", "phases": "spider-q2", "mb-sgd": "mb-sgd"}
+    assert gaps(trials, "spider", "mb-sgd", ["mnist-M25-R25"], "primary")[0].same
+
+
+def test_a_curve_is_unknown_where_one_of_its_arms_was_not_run():
+    trials = Trials([row("mb-sgd", 3.0, [0.1, 0.2], 0.5), row("spider-q2", 3.0, [0.1, 0.2], 0.4)])
+    assert trials.curve("spider", "mnist-M25-R25", "primary", 3.0) is None
+    assert trials.curve("phases", "mnist-M25-R25", "primary", 3.0) is not None
+
+
+def test_the_files_phase_1_is_its_own_and_its_mb_sgd_the_texts():
+    rows = [row("mb-sgd", 3.0, [0.1, 0.2], 0.5, condition="text"), row("alternate", 3.0, [0.2, 0.3], 0.6, condition="text")]
+    rows += [row(f"spider-q{q}", 3.0, [0.01 * q, 0.02], 0.1 * q, condition="file", spent=9.0) for q in (1, 2)]
+    found = gaps(Trials(rows), "spider", "mb-sgd", ["mnist-M25-R25"], "file")
+    assert [(g.first.arm, g.second.arm, g.first.spent) for g in found] == [("spider-q1", "mb-sgd", 9.0)]
+
+
+def test_chances_allow_for_splits_that_overlap():
+    first, second = [0.10, 0.12, 0.11, 0.13], [0.12, 0.13, 0.14, 0.13]
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    t = statistics.mean(differences) / (statistics.stdev(differences) * math.sqrt(1 / 4 + 1 / 4))
+    assert chance_of(first, second) == pytest.approx(2 * stats.t.sf(abs(t), 3))
+    assert chance_of(first, second) > stats.ttest_rel(first, second).pvalue, "the plain test would be too sure"
+    assert chance_of(first, first) == 1.0
+
+
+def test_holms_correction_is_that_of_the_textbook():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def trials():
+    return Trials(read_trials(TABLE))
+
+
+def test_the_committed_trials_are_of_twenty_splits_and_sound_noise_spends_its_claim(trials):
+    for (figure, condition, _, epsilon, _), r in trials.rows.items():
+        assert len(r["errors"]) == (5 if figure.startswith("cifar") else 20)
+        if condition not in ("text", "file", "open", "wide"):
+            assert 0.999 * epsilon <= r["spent"] <= epsilon * (1 + 1e-6)
+
+
+def test_the_verdicts_first_sentence_is_recomputed_from_single_trials(trials):
+    """By hand, from the rows, without the code that wrote it."""
+    worse = cells = 0
+    relative = []
+    for figure in trials.figures:
+        for e in (0.75, 1, 1.5, 3, 6, 12, 18):
+            rows = [r for (f, c, _, x, o), r in trials.rows.items() if (f, c, x, o) == (figure, "primary", e, "last")]
+            base = next((r for r in rows if r["arm"] == "mb-sgd"), None)
+            spiders = [r for r in rows if r["arm"].startswith("spider") or r["arm"] == "alternate"]
+            if base and spiders:
+                best = min([base, *spiders], key=lambda r: r["loss"])
+                relative.append(statistics.mean(best["errors"]) / statistics.mean(base["errors"]) - 1)
+                cells += 1
+                worse += statistics.mean(min(spiders, key=lambda r: r["loss"])["errors"]) > statistics.mean(base["errors"])
+    found = gaps(trials, "spider", "mb-sgd", trials.figures, "primary")
+    assert len(found) == cells
+    assert average(found) == pytest.approx(-100 * statistics.mean(relative))
+    assert count(gaps(trials, "reduced", "mb-sgd", trials.figures, "primary"))["worse"] == worse
+    assert f"over {cells} cells" in short(trials)
+
+
+def test_a_planted_lead_would_be_said(trials):
+    """The page follows the trials: were MB-SGD's errors twice as large, it would say so."""
+    planted = [
+        r | {"errors": tuple(2 * e for e in r["errors"]), "loss": 2 * r["loss"]} if r["arm"] == "mb-sgd" else r
+        for r in trials.rows.values()
+    ]
+    assert "SPIDER's test error is equal to" not in short(Trials(planted))
+    assert page(Trials(planted)) != page(trials)

@@ -148,7 +148,7 @@ def _picks(found: Sequence[Gap]) -> str:
     kinds = {"phase 1": ("mb-sgd", "spider-q1"), "the alternate form": ("alternate",)}
     times = {words: sum(g.first.arm in names for g in found) for words, names in kinds.items()}
     times["another phase"] = len(found) - sum(times.values())
-    return ", ".join(f"{words} {k} times" for words, k in times.items() if k)
+    return ", ".join(f"{words} {'once' if k == 1 else f'{k} times'}" for words, k in times.items() if k)
 
 
 def _excess(found: Sequence[Gap]) -> str:

@@ -86,7 +86,9 @@ class Splits:
         self.random = [np.random.default_rng(np.random.SeedSequence((VERDICT, t), spawn_key=NOISE)) for t in trials]
         self.who = [Uniform(self.silos, cohort, seed=t) if cohort else Everyone(self.silos) for t in trials]
         device = self.x.device
-        share = 32 if self.x.dim() > 4 else 8  # what autograd keeps of pictures is several times what is counted, and two processes share a GPU
+        share = (
+            32 if self.x.dim() > 4 else 8
+        )  # what autograd keeps of pictures is several times what is counted, and two processes share a GPU
         self.memory = torch.cuda.get_device_properties(device).total_memory // share if self.x.is_cuda else 2**28
 
     def mean(self, query: Query) -> Tensor:

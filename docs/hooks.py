@@ -16,7 +16,7 @@ def on_files(files, config):
     for path in (
         ROOT / "ARCHITECTURE.md",
         ROOT / "SECURITY.md",
-        *sorted((ROOT / "deploy").iterdir()),
+        *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
         *sorted((ROOT / "examples").glob("*.py")),
     ):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))

@@ -57,6 +57,7 @@ def test_requests_and_outcomes_come_back_as_they_were_and_are_as_long_as_foretol
 def test_only_the_shufflers_signature_makes_an_outcome_and_no_frame_is_another_kind():
     for outcome in (TOTAL, Declined("rate")):
         assert code(decode_outcome, encode_outcome(outcome, OTHER), shuffler_key=NAME) == "signature"
+        assert code(decode_outcome, encode_outcome(outcome, KEY), shuffler_key="") == "signature", "no key is not any key"
     body = encode_request(ASKED, KEY)[frames.OVERHEAD :]
     assert code(decode_request, frames.sign_frame(REQUEST, frames.VERSION, body, None)) == "signature"
     assert code(decode_request, frames.sign_frame(OUTCOME, frames.VERSION, body, KEY)) == "malformed"

@@ -40,7 +40,7 @@ from silodp.core.protocol.canonical import (
     write_named,
 )
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
-from silodp.core.protocol.frames import VERSION, open_frame, sign_frame
+from silodp.core.protocol.frames import VERSION, open_frame, open_signed, sign_frame
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import SAMPLINGS
@@ -129,9 +129,7 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
     On any bytes whatever: raises Refused("size" | "malformed" | "version" | "signature") or nothing. Nothing is parsed before the
     signature holds. Whether the values make sense, and whether the asker is anybody, is for the policy and the gate to say.
     """
-    body, key = open_frame(frame, QUERY, limit)
-    if key is None:
-        raise Refused("signature")
+    body, key = open_signed(frame, QUERY, limit)
     return _parsed(body, _read_query, _query_body), key, hashlib.sha256(body).hexdigest()
 
 

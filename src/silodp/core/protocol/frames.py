@@ -45,3 +45,19 @@ def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | Non
     except (InvalidSignature, ValueError):
         raise Refused("signature") from None
     return body, key.hex()
+
+
+def open_signed(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str]:
+    """The body of a frame that is signed, by whomever, and the key; else as `open_frame`."""
+    body, key = open_frame(frame, magic, limit)
+    if key is None:
+        raise Refused("signature")
+    return body, key
+
+
+def open_by(key: str, frame: bytes, magic: bytes, limit: int) -> bytes:
+    """The body of a frame that this key has signed, and no other."""
+    body, found = open_signed(frame, magic, limit)
+    if found != key:
+        raise Refused("signature")
+    return body

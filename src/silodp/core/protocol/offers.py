@@ -12,9 +12,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import BadInput
 from silodp.core.protocol.canonical import as_json, hexhash, name
-from silodp.core.protocol.frames import OVERHEAD, VERSION, open_frame, sign_frame
+from silodp.core.protocol.frames import OVERHEAD, VERSION, open_by, open_signed, sign_frame
 from silodp.core.protocol.masks import Row
 from silodp.core.protocol.quote import parsed
 
@@ -47,9 +47,7 @@ def encode_key_request(request: KeyRequest, private_key: Ed25519PrivateKey) -> b
 
 def decode_key_request(frame: bytes) -> tuple[KeyRequest, str, str]:
     """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
-    body, key = open_frame(frame, KEYS, LIMIT)
-    if key is None:
-        raise Refused("signature")
+    body, key = open_signed(frame, KEYS, LIMIT)
     return parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
@@ -59,9 +57,7 @@ def encode_offer(offer: Offer, private_key: Ed25519PrivateKey | None) -> bytes:
 
 def decode_offer(frame: bytes, *, silo_key: str) -> Offer:
     """What the silo with this key has signed; on any other bytes Refused, as `decode_key_request`."""
-    body, key = open_frame(frame, OFFER, LIMIT)
-    if key != silo_key:
-        raise Refused("signature")
+    body = open_by(silo_key, frame, OFFER, LIMIT)
     return parsed(body, _read_offer, _offer_body)
 
 

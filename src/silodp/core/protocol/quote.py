@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.protocol.canonical import as_json, hexhash, integer, name, read_event, real, write_event
-from silodp.core.protocol.frames import OVERHEAD, VERSION, open_frame, sign_frame
+from silodp.core.protocol.frames import OVERHEAD, VERSION, open_by, open_signed, sign_frame
 
 HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18
@@ -84,9 +84,7 @@ def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519Priva
 
 def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
     """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
-    body, key = open_frame(frame, HOLD, LIMIT)
-    if key is None:
-        raise Refused("signature")
+    body, key = open_signed(frame, HOLD, LIMIT)
     return parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
@@ -96,9 +94,7 @@ def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -
 
 def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
     """What the silo with this key has signed; on any other bytes Refused, as `decode_hold`."""
-    body, key = open_frame(frame, HELD, LIMIT)
-    if key != silo_key:
-        raise Refused("signature")
+    body = open_by(silo_key, frame, HELD, LIMIT)
     return parsed(body, _read_reply, _reply_body)
 
 

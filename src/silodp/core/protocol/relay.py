@@ -101,9 +101,7 @@ def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
     """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" | "version" | "signature")."""
-    body, key = frames.open_frame(frame, REQUEST, limit)
-    if key is None:
-        raise Refused("signature")
+    body, key = frames.open_signed(frame, REQUEST, limit)
     return _parsed(body, _read_request, _request_body), key
 
 
@@ -113,9 +111,7 @@ def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
     """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused as `decode_request`."""
-    body, key = frames.open_frame(frame, OUTCOME, limit)
-    if key != shuffler_key:
-        raise Refused("signature")
+    body = frames.open_by(shuffler_key, frame, OUTCOME, limit)
     return _parsed(body, _read_outcome, _outcome_body)
 
 

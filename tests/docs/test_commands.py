@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from silodp.cli import app as cli
+from silodp.cli import console
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -45,7 +46,8 @@ def type_in(monkeypatch, capfd, tmp_path_factory):
     folder = tmp_path_factory.mktemp("q")  # short, for the sockets in it
     monkeypatch.chdir(folder)
     monkeypatch.setenv("SILODP_STATE", str(folder / "state"))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("COLUMNS", raising=False)  # sentences as in a pipe, whole; tables as on a wide screen
+    monkeypatch.setattr(console.out, "width", 100)
 
     def run(command):
         words = shlex.split(command)

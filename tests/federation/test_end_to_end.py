@@ -26,7 +26,9 @@ from safetensors.torch import load_file
 from gates import LIMIT, shell
 from silodp.cli import app as cli
 from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
+from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.server.approval import check_study
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
 from silodp.server.order import Order
@@ -256,13 +258,18 @@ def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_le
         pytest.skip("shown over NVFlare")
     ledgers = [Path(Place.load(policy).ledger) for policy in federation.policies]
     before = [(DurableLedger.open(path).used(), list(DurableLedger.open(path).entries())) for path in ledgers]
-    made = json.loads(shell("federation", "propose", "second", "--folder", federation.folder, "--model", "logistic", "--json"))
+    made = json.loads(shell("federation", "propose", "second", "--folder", federation.folder, "--model", "mlp:3", "--json"))
     told = json.loads(shell("silo", "approve", made["file"], *federation.policies, "--yes", "--json"))
     assert {answer["gate"] for answer in told["silos"]} == {"the gate has taken it up"}
     order = ("--algorithm", "mb-sgd", "--epsilon", 1, "--rounds", 1, "--quorum", 3, "--retry", 30, "--json")
     second = json.loads(shell("federation", "run", "--folder", federation.folder, *order))
     assert second["ended"] == "finished"
     assert second["run"] != trained["run"]
+    cards = [read_card(Path(policy).parent / "silo.json") for policy in federation.policies]
+    assert cards[0].definition != federation.cards[0].definition
+    check_study(federation.folder / "runs/2", cards)
+    with pytest.raises(BadInput, match="trained first, and silo silo-1 by now approves the study second"):
+        check_study(federation.folder / "runs/1", cards)
     for path, (used, entries) in zip(ledgers, before, strict=True):
         ledger = DurableLedger.open(path)
         ledger.verify()

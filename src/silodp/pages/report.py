@@ -251,6 +251,7 @@ def signature(run: Run, when: str) -> Markup:
     heads = [(f"Ledger head of {s.name}, entry {s.ledger['count']}", s.ledger["head"]) for s in run.silos if s.ledger]
     pairs = [
         ("Run folder, SHA-256", fingerprint(run.folder)),
+        ("Study", run.about.get("study")),
         ("Run", run.about.get("run")),
         ("Approved definition, SHA-256", run.about.get("definition")),
         *heads,

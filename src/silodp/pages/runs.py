@@ -239,7 +239,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     about = {
         **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
-        "parameters": cards[0]["parameters"],
+        "parameters": cards[0]["parameters"], "study": str(found.get("study") or ""),
     }  # fmt: skip
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from silodp.core.errors import BadInput
 from silodp.core.protocol.card import Card
 
 AT_SILO = "`silodp silo approve STUDY.toml policy.toml`"
@@ -29,3 +32,19 @@ def disagreement(cards: Sequence[Card]) -> str:
     return (
         f"they approve: {listed}. Where it is not the one that is wanted, {AT_SILO} changes it, and its new silo.json goes to this server"
     )
+
+
+def check_study(place: Path, cards: Sequence[Card]) -> None:
+    """BadInput unless the silos still approve what the run in `place` has trained: questions about another model are refused."""
+    try:
+        found = json.loads((place / "run.json").read_text("utf-8"))
+        trained = found["cards"][0]["definition"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return  # a run of another kind, which says by itself what is wrong with it
+    for card in cards:
+        if card.definition != trained:
+            was = found.get("study") or found["cards"][0]["model"]
+            raise BadInput(
+                f"the run in {place} trained {was}, and silo {card.name} by now approves {approves(card)}, about which alone it answers. Evaluate a run of "
+                f"that, or have {was} approved again: {STEPS}"
+            )

@@ -1,12 +1,16 @@
 """What is read from the verdict's trials: tuned curves, chances that allow for overlapping splits, Holm's correction, and sentences that follow."""
 
 import math
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from silodp.cli.app import app
+from silodp.core.errors import BadInput
 from silodp.lab.studies.verdict import read_trials
 from silodp.lab.studies.verdict_page import page, short
 from silodp.lab.studies.verdict_read import Trials, average, chance_of, count, gaps, holm
@@ -101,3 +105,28 @@ def test_a_planted_lead_would_be_said(trials):
     ]
     assert "SPIDER's test error is equal to" not in short(Trials(planted))
     assert page(Trials(planted)) != page(trials)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["mnist"], "MNIST and CIFAR-10 are not embedded; give --data-dir DIR"),
+        (["nonsense"], "figure 'nonsense' is unknown; choose all, wbcd, mnist, cifar10"),
+        (["wbcd", "--minutes", "0"], "minutes"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(given, said, tmp_path):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        CliRunner().invoke(app, ["reproduce", "verdict", *given, "--out", str(tmp_path / "runs")], catch_exceptions=False)
+    assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+def test_the_plan_comes_first_and_what_there_was_no_time_for_is_listed(tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", "verdict", "wbcd", "full", "--reduced", "--minutes", "1e-9", "--out", str(tmp_path)])
+    words = " ".join(done.output.split())
+    assert done.exit_code == 0
+    assert words.index("trainings in all") < words.index("Not run, whatever the time") < words.index("Not run yet, and in no table")
+    assert "wbcd full mb-sgd" in words

@@ -35,6 +35,8 @@ TAKEN = {
     "momentum": ("momentum", "adam"), "kappa": ("disk",),
 }  # fmt: skip
 """Which algorithms take a setting of an order over a network."""
+MUCH = "Training goes on all the same: noise points another way in each question and averages out over them, while what the records say adds up."
+LITTLE = "The records speak louder than the noise in most questions."
 COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 2, "scaffold": 4, "disk": 6}
 
 
@@ -141,6 +143,7 @@ def what(run: Run) -> Markup:
         ("Feature scaling", about.get("scale")),
         ("Seed", about.get("seed") if about.get("seed") is not None else "from the operating system" if run.kind == "train" else None),
         *((k.replace("_", " ").capitalize(), _number(v)) for k, v in settings.items()),
+        *times(run),
     ]
     silos = run.silos or about.get("silos", ())
     rows = [
@@ -154,6 +157,16 @@ def what(run: Run) -> Markup:
         versions = "silodp {silodp}, torch {torch}, Python {python}".format(**run.environment)
         ran = tag("p", f"{versions}. Noise: {noise}.", class_="soft small")
     return section("what", "What was trained", facts(pairs), listed, ran)
+
+
+def times(run: Run) -> list[tuple[str, str]]:
+    """When the first question was answered, and how long it took from there to the last."""
+    moments = [datetime.fromisoformat(str(r["time"])) for r in run.rounds if r.get("time")]
+    if not moments:
+        return []
+    seconds = max(0, round((max(moments) - min(moments)).total_seconds()))
+    length = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return [("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"), ("From first to last", length)]
 
 
 # --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------
@@ -227,6 +240,11 @@ def curve(run: Run) -> Markup:
         "Expected squared length of the noise over squared length of the release. The noise's size is known from the mechanism; nobody looked at the records.",
         [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)], across="question", up="share", percent=True, top=1.0,
     )  # fmt: skip
+    middle = median(s for _, s in run.noise_shares) if run.noise_shares else 0.0
+    plain = tag(
+        "p",
+        f"In the middle question {middle:.0%} of what the server learnt was noise, by squared length. That is the protection. {MUCH if middle > 0.5 else LITTLE}",
+    )
     rows = [
         (r["question"] + 1, r["round"], r["kind"], f"{r['clip']:.4g}", f"{r['norm']:.4g}", f"{r['noise']:.4g}", f"{noise_share(r):.1%}" if r["norm"] else "",
          f"{len(r['answered'])}", ", ".join(f"{n} {c}" for n, c in r["dropped"].items()) or "-")
@@ -237,7 +255,7 @@ def curve(run: Run) -> Markup:
     note = ""
     if any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered):
         note = tag("p", "The noise of local steps is added up as if gradient and constraint did not bend it.", class_="soft small")
-    return section("curve", heading, length, share, note, folded("questions", "Every question in numbers", numbers))
+    return section("curve", heading, plain, length, share, note, folded("questions", "Every question in numbers", numbers))
 
 
 # --- 3 and 4: what was not protected, and who has read it -------------------------------------------------------------------------

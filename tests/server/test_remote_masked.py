@@ -172,6 +172,8 @@ def test_a_silo_that_is_not_there_is_in_no_table_and_nobody_pays_twice(hospitals
     summary = run(hospitals, tmp_path / "run", carrier, replace(ORDER, least=3))
     assert summary["ended"] == "finished"
     assert attempts(hospitals) == [5, 0, 5, 5]
+    assert summary["silos"][1]["dropped"] == {"absent": 5}
+    assert summary["silos"][1]["spent_epsilon_at_most"] == 0.0
 
 
 def test_a_silo_that_drops_in_mid_round_costs_the_others_one_more_attempt_with_fresh_noise(hospitals, tmp_path):
@@ -299,5 +301,5 @@ def test_keys_that_are_not_the_silos_own_for_this_run_do_not_count(hospitals, tm
     old.clear()
     run(hospitals, tmp_path / "second", carrier, replace(ORDER, rounds=1, epsilon=("1",)))
     summary = run(hospitals, tmp_path / "third", carrier, replace(ORDER, rounds=1, least=3, epsilon=("1",)))
-    assert summary["silos"][0]["dropped"] == {"forged": 1}
+    assert summary["silos"][0]["dropped"] == {"absent": 1}
     assert attempts(hospitals) == [2, 3, 3, 3]

@@ -40,7 +40,7 @@ class MaskedRemote(Remote):
         self._attempt, tries = 0, 0
         while True:
             rows, gone = self._keys({name: i for name, i in wanted.items() if name not in self.retired}, mechanism)
-            missing |= gone | {name: "retired" for name in wanted if name in self.retired}
+            missing |= dict.fromkeys(gone, "absent") | {name: "retired" for name in wanted if name in self.retired}  # asked nothing
             asked = {name: i for name, i in wanted.items() if name in rows}
             self._table = write_table(rows.values())
             frames = self._opening(query, list(asked.values()))[1]

@@ -14,7 +14,8 @@ from silodp.host import atomic
 from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
-from silodp.lab.studies.study import AGAIN, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
+from silodp.lab.studies.study import AGAIN, COLLUDING, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
+from silodp.lab.studies.trusts import TRUSTS
 from silodp.lab.studies.verdict import read_trials
 from silodp.lab.studies.verdict_page import line_of, write_verdict
 from silodp.lab.studies.verdict_read import Trials
@@ -100,6 +101,8 @@ def _drawn(studies: Mapping[str, Study], tables: Path) -> Iterator[tuple[list[di
     for name, study in studies.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
+            masked = tables / f"{name.replace('trust', 'masks')}.csv"
+            rows += read_table(masked) if name in TRUST and masked.exists() else []
             draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
             command = f"`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`"
             yield rows, name, [f"## {title_of(study)}\n\n{command}\n", f"![{title_of(study)}](figures/{name}.png)\n"]
@@ -315,9 +318,9 @@ def _setting(study: Study) -> str:
 
 def _trust(docs: Path, tables: Path) -> Path | None:
     parts = [
-        "# What a shuffler buys\n",
+        TRUSTS,
         "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a shuffler adds the silos' counts, and passes a total "
-        "on once all silos are in it) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
+        "on once all silos are in it; masks have its totals, draw for draw, if no silo may collude) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
         f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n",
     ]
     for rows, name, heading in _drawn(TRUST, tables):
@@ -333,13 +336,28 @@ def _trust(docs: Path, tables: Path) -> Path | None:
 def _trust_table(rows: Sequence[dict], study: Study) -> list[str]:
     """Test errors by epsilon, and SDP's distance from central DP."""
     by = {(r["curve"], r["epsilon"]): r for r in rows}
-    lines = ["| epsilon | method | ISRL-DP | SDP | central DP | SDP over central |", "|---:|---|---:|---:|---:|---:|"]
+    masked = any(curve == "mb-sgd-masks" for curve, _ in by)
+    more = f" masks, {COLLUDING} may collude | that over central |" if masked else ""
+    lines = [
+        f"| epsilon | method | ISRL-DP | SDP, masks | central DP | that over central |{more}",
+        "|---:|---|---:|---:|---:|---:|" + "---:|" * (2 * masked),
+    ]
     for e in study.epsilons:
         for name, isrl in (("MB-SGD", "mb-sgd"), ("SPIDER", "spider-diff")):
             three = [by[c, e] for c in (isrl, f"{name.lower()}-shuffle", f"{name.lower()}-central")]
-            cells = " | ".join(f"{100 * r['test_error']:.2f} ± {100 * r['standard_error']:.2f}" for r in three)
-            lines.append(f"| {e:g} | {name} | {cells} | {100 * (three[1]['test_error'] / three[2]['test_error'] - 1):+.1f} % |")
+            cells = " | ".join(_error(r) for r in three)
+            wary = by.get((f"{name.lower()}-masks", e))
+            last = f" {_error(wary)} | {_over(wary, three[2])} |" if wary else ""
+            lines.append(f"| {e:g} | {name} | {cells} | {_over(three[1], three[2])} |{last}")
     return lines
+
+
+def _error(row: dict) -> str:
+    return f"{100 * row['test_error']:.2f} ± {100 * row['standard_error']:.2f}"
+
+
+def _over(row: dict, other: dict) -> str:
+    return f"{100 * (row['test_error'] / other['test_error'] - 1):+.1f} %"
 
 
 def _chance(rows: Sequence[dict], name: str, tables: Path) -> list[str]:

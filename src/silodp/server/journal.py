@@ -106,9 +106,13 @@ class Journal:
 
     def _append(self, header: dict[str, Any], replies: Mapping[str, bytes]) -> None:
         text = json.dumps(header | ({"replies": [[name, len(raw)] for name, raw in replies.items()]} if "asked" in header else {})).encode()
-        payload = b"".join((len(text).to_bytes(4, "big"), text, *replies.values()))
-        self._head = hashlib.sha256(self._head + payload).digest()
-        self._file.write(len(payload).to_bytes(_LENGTH, "big") + payload + self._head)
+        payload, head = (len(text).to_bytes(4, "big"), text, *replies.values()), hashlib.sha256(self._head)
+        self._file.write(sum(map(len, payload)).to_bytes(_LENGTH, "big"))
+        for part in payload:  # replies may be long: none is copied
+            head.update(part)
+            self._file.write(part)
+        self._head = head.digest()
+        self._file.write(self._head)
         self._file.flush()
         os.fsync(self._file.fileno())
 

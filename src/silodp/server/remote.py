@@ -235,7 +235,8 @@ class Remote:
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         if not isinstance(reply, Answer) or reply.value.shape != query.statistic.shape:
             return False
-        return bool((reply.value.abs() <= LARGEST).all())
+        low, high = reply.value.aminmax()  # of which both are NaN where one number is
+        return bool(low >= -LARGEST) and bool(high <= LARGEST)
 
     def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer | Sealed]:
         self._check_recorded(recorded, frames)
@@ -254,7 +255,7 @@ def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str
 
 
 def _digest(frame: bytes) -> str:
-    return hashlib.sha256(frame[OVERHEAD:]).hexdigest()
+    return hashlib.sha256(memoryview(frame)[OVERHEAD:]).hexdigest()
 
 
 def _digests(frames: Mapping[str, bytes]) -> dict[str, str]:

@@ -4,9 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, Refused
+from silodp.core.events import Event
+from silodp.core.protocol.codec import OVERHEAD, Answer, decode_reply, encode_reply
+from silodp.core.protocol.frames import VERSION, sign_frame
 from silodp.core.protocol.packing import FINE, Packing
+from silodp.core.sampling import FullBatch
 
 
 @pytest.mark.parametrize("width", [3, 4, 5, 6])
@@ -49,3 +54,19 @@ def test_how_many_bytes_there_are_follows_from_no_number():
 def test_senseless_packings_are_refused(wrong):
     with pytest.raises(BadInput):
         Packing(*wrong)
+
+
+def test_a_packed_reply_comes_back_on_its_lattice_and_no_other_spelling_does():
+    packing = Packing(2.0**-10, 50.0, 3)
+    value = torch.from_numpy(2.0**-10 * np.arange(-500, 500.0) / 50.0)[None]
+    frame = encode_reply(Answer("silo", "q", "0" * 64, value, Event(FullBatch(), 1.0, 1), 1, "0" * 64, packing))
+    got = decode_reply(frame, limit=2**20)
+    assert isinstance(got, Answer)
+    assert torch.equal(got.value, value)
+    assert len(frame) < 4 * 1000
+    body = frame[OVERHEAD:]
+    for old, new in ((b'"U8"', b'"F64"'), (b"[1000,3]", b"[3000,1]"), (b"0x1.0000000000000p-10", b"0x1.8000000000000p-10")):
+        assert old in body
+        changed = body.replace(old, new)
+        with pytest.raises(Refused, match="malformed"):
+            decode_reply(sign_frame(b"SDPR", VERSION, changed, None), limit=2**20)

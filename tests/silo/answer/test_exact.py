@@ -17,7 +17,7 @@ from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import L1
 from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
@@ -64,6 +64,21 @@ def clipped_mean(x, y, w, reference=None, clip=0.5, of=None) -> np.ndarray:
 
 
 W = problem().initial([1])
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.1), DisjointBatches(3, 1)])
+def test_how_an_answer_is_packed_follows_from_the_query_and_loses_little_of_it(sampling):
+    query = Query(Grad(W), Gaussian("a", 0.5, 2.0, sampling))
+    made = [answerer(records(x=np.full((N, FEATURES), fill, np.float32))).packing(query) for fill in (0.0, 1e30, math.nan)]
+    assert made[0] == made[1] == made[2]
+    assert made[0] is not None
+    assert made[0].width == 3
+    value = answerer().answer(query, [0])[0, 0].numpy()
+    lost = made[0].unpacked(made[0].packed(value)) - value
+    assert np.abs(lost).max() <= 2.0 * 2 * 0.5 / sampling.batch(N) / 64  # the noise's standard deviation by 64
+    assert answerer().packing(Query(LocalSteps(W, 2, 0.1), query.mechanism)) is None
+
+
 QUERIES = {"grad": Query(Grad(W), Gaussian("a", 0.5, 2.0)), "difference": Query(GradDiff(W, 0.9 * W), Gaussian("a", 0.05, 2.0))}
 
 

@@ -80,7 +80,7 @@ class Envelope:
 class Answer:
     """What a silo lets out, as the server reads it: `value` (1, d), and the silo's ledger after the charge (entries, hash of the last).
 
-    With a packing the numbers are sent as its integers, else in float64.
+    With a packing the numbers are sent as its integers, else in float64; `raw` are the integers' bytes as they came.
     """
 
     silo: str
@@ -91,6 +91,7 @@ class Answer:
     count: int
     head: str
     packing: Packing | None = None
+    raw: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +184,7 @@ def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Sealed):
         tensors = {"box": np.frombuffer(reply.box, np.uint8)}
     else:
-        value = array(reply.value.double(), POINT)
-        tensors = {"value": reply.packing.packed(value[0]) if reply.packing else value}
+        tensors = {"value": array(reply.value.double(), POINT) if reply.packing is None else _packed(reply, reply.packing)}
     fields = {
         "digest": hexhash(reply.digest), "event": write_event(reply.event), "query": name(reply.query_id), "silo": name(reply.silo),
         "ledger": {"count": integer(reply.count), "head": hexhash(reply.head)},
@@ -192,6 +192,10 @@ def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Answer) and reply.packing:
         fields["packed"] = {"divisor": real(reply.packing.divisor), "unit": real(reply.packing.unit)}
     return _body(fields, tensors)
+
+
+def _packed(reply: Answer, packing: Packing) -> np.ndarray:
+    return packing.packed(array(reply.value.double(), POINT)[0]) if reply.raw is None else reply.raw
 
 
 def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
@@ -204,8 +208,11 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
     if "packed" not in fields:
         return Answer(*names, tensor(tensors["value"], POINT), event, *at)
     unit, divisor = (float.fromhex(fields["packed"][key]) for key in ("unit", "divisor"))
-    packing = Packing(unit, divisor, tensors["value"].shape[1])
-    return Answer(*names, torch.from_numpy(packing.unpacked(tensors["value"]))[None], event, *at, packing)
+    raw = tensors["value"]
+    if raw.dtype != np.uint8 or raw.ndim != 2:
+        raise BadInput("packed numbers are bytes, a row for each")
+    packing = Packing(unit, divisor, raw.shape[1])
+    return Answer(*names, torch.from_numpy(packing.unpacked(raw))[None], event, *at, packing, raw)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------

@@ -45,13 +45,17 @@ class Packing:
     def packed(self, value: np.ndarray) -> np.ndarray:
         """(d, width) bytes of the numbers (d,), little-endian in two's complement."""
         top = 2.0 ** (8 * self.width - 1) - 1
-        whole = np.clip(np.rint(value * (self.divisor / self.unit)), -top, top).astype("<i8" if self.width > 4 else "<i4")
+        scaled = value * (self.divisor / self.unit)
+        whole = np.clip(np.rint(scaled, out=scaled), -top, top, out=scaled).astype(f"<i{self._size}")
         return np.ascontiguousarray(whole[:, None].view(np.uint8)[:, : self.width])
 
     def unpacked(self, data: np.ndarray) -> np.ndarray:
         """The numbers (d,) in float64."""
-        size = 8 if self.width > 4 else 4
-        wide = np.zeros((len(data), size), np.uint8)
-        wide[:, size - self.width :] = data
-        whole = wide.view(f"<i{size}")[:, 0] >> 8 * (size - self.width)
-        return self.unit * whole.astype(np.float64) / self.divisor
+        spare = self._size - self.width
+        wide = bytes(spare) + data.tobytes()  # each integer is read with the bytes before it, which a shift takes away
+        whole = np.ndarray(len(data), f"<i{self._size}", wide, strides=(self.width,)) >> 8 * spare
+        return whole * self.unit / self.divisor
+
+    @property
+    def _size(self) -> int:
+        return 8 if self.width > 4 else 4

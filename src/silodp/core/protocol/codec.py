@@ -80,7 +80,7 @@ class Envelope:
 class Answer:
     """What a silo lets out, as the server reads it: `value` (1, d), and the silo's ledger after the charge (entries, hash of the last).
 
-    With a packing the numbers are sent as its integers, else in float64; `raw` are the integers' bytes as they came.
+    With a packing the numbers are sent as its integers, else in float64.
     """
 
     silo: str
@@ -91,7 +91,6 @@ class Answer:
     count: int
     head: str
     packing: Packing | None = None
-    raw: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +130,7 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
     signature holds. Whether the values make sense, and whether the asker is anybody, is for the policy and the gate to say.
     """
     body, key = open_signed(frame, QUERY, limit)
-    return _parsed(body, _read_query, _query_body), key, hashlib.sha256(body).hexdigest()
+    return _parsed(body, _read_query, lambda envelope, came: _query_body(envelope)), key, hashlib.sha256(body).hexdigest()
 
 
 def _query_body(envelope: Envelope) -> bytes:
@@ -178,13 +177,17 @@ def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> An
     return _parsed(body, _read_reply, _reply_body)
 
 
-def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
+def _reply_body(reply: Answer | Sealed | Refusal, came: Tensors | None = None) -> bytes:
+    """Packed numbers that came with the reply are not packed again: no two spellings are one integer."""
     if isinstance(reply, Refusal):
         return _body({"refused": name(reply.code)} | ({"digest": hexhash(reply.digest)} if reply.digest else {}), {})
     if isinstance(reply, Sealed):
         tensors = {"box": np.frombuffer(reply.box, np.uint8)}
+    elif reply.packing and came:
+        tensors = {"value": came["value"]}
     else:
-        tensors = {"value": array(reply.value.double(), POINT) if reply.packing is None else _packed(reply, reply.packing)}
+        value = array(reply.value.double(), POINT)
+        tensors = {"value": reply.packing.packed(value[0]) if reply.packing else value}
     fields = {
         "digest": hexhash(reply.digest), "event": write_event(reply.event), "query": name(reply.query_id), "silo": name(reply.silo),
         "ledger": {"count": integer(reply.count), "head": hexhash(reply.head)},
@@ -192,10 +195,6 @@ def _reply_body(reply: Answer | Sealed | Refusal) -> bytes:
     if isinstance(reply, Answer) and reply.packing:
         fields["packed"] = {"divisor": real(reply.packing.divisor), "unit": real(reply.packing.unit)}
     return _body(fields, tensors)
-
-
-def _packed(reply: Answer, packing: Packing) -> np.ndarray:
-    return packing.packed(array(reply.value.double(), POINT)[0]) if reply.raw is None else reply.raw
 
 
 def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
@@ -212,7 +211,7 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
     if raw.dtype != np.uint8 or raw.ndim != 2:
         raise BadInput("packed numbers are bytes, a row for each")
     packing = Packing(unit, divisor, raw.shape[1])
-    return Answer(*names, torch.from_numpy(packing.unpacked(raw))[None], event, *at, packing, raw)
+    return Answer(*names, torch.from_numpy(packing.unpacked(raw))[None], event, *at, packing)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------
@@ -229,10 +228,11 @@ def _body(fields: dict, tensors: dict[str, np.ndarray]) -> bytes:
 
 
 def _parsed(body: bytes, read, write) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
+    """What `read` makes of the body, if `write` makes the same body of it (and of its tensors, as they came); else Refused("malformed"), whatever went wrong."""
     try:
-        value = read(*_split(body))
-        if write(value) == body:
+        fields, tensors = _split(body)
+        value = read(fields, tensors)
+        if write(value, tensors) == body:
             return value
     except Exception:  # bytes from outside: a parser's complaints are as many as its authors' thoughts, and none may get through
         pass

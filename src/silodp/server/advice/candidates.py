@@ -22,7 +22,7 @@ class Effort:
     """
 
     parameters: float
-    worlds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    worlds: tuple[int, ...] = tuple(range(13))
     pool: int = 1200
     tested: int = 1500
     rounds: tuple[int, ...] = (1, 3, 6, 12, 25, 50)
@@ -86,9 +86,9 @@ def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, in
 
 
 def regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
-    """How much worse each is than the best, in the world where it is worst."""
+    """How much worse each is than the best, as the root mean square over the worlds: much worse in one counts more than a little in all."""
     best = np.min(list(errors.values()), axis=0)
-    return {point: float((found - best).max()) for point, found in errors.items()}
+    return {point: float(np.sqrt(np.square(found - best).mean())) for point, found in errors.items()}
 
 
 def models_for(facts: Facts, worth: float) -> list[str]:

@@ -1,7 +1,7 @@
 """The advisor: from public facts to a complete order, and what to expect of it.
 
 Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic records of a few public worlds, many settings
-side by side. The candidate of the least regret is chosen: the one that is never much worse than the best, whichever
+side by side. The candidate of the least regret is chosen: the one that is seldom much worse than the best, whichever
 world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
 """
 
@@ -146,7 +146,7 @@ class Search:
         if len(self.models) == 1:
             return effort
         networks = len(self.models) > 2
-        return replace(effort, looks=1, trials=min(effort.trials, 2 if networks else 3), worlds=effort.worlds[: 6 if networks else None])
+        return replace(effort, looks=1, trials=min(effort.trials, 2), worlds=effort.worlds[: 6 if networks else None])
 
     # --- what is tried ---------------------------------------------------------------------------------------------------------------
 

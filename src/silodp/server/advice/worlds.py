@@ -55,6 +55,9 @@ WORLDS = (
     World(2.2, 0.3, bent=0.1, active=0.6, low=0.4),
     World(4.0, 0.0, common=0.8, falling=1.0, low=0.6),
     World(6.0, 0.2, common=0.6, narrow=True),
+    World(8.0, 0.2, active=0.7, common=0.5, falling=0.5, low=0.5),
+    World(3.0, -0.3, active=0.8, common=0.7, narrow=True, falling=0.7),
+    World(20.0, 0.0, common=0.95, narrow=True, falling=2.0),
 )
 
 

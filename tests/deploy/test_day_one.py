@@ -1,7 +1,7 @@
 """Day one: docs/deploy.md as it stands, typed by a server's and two silos' operators: machines, users and units of their own, through both engines.
 
 What a person carries from one operator to another (a key read over the telephone, a card, a kit, a certificate) the test carries.
-Day two, on the same machines: silos come and go, certificates are renewed, a gate moves, and a run goes on.
+Day two, on the same machines: silos come and go, certificates are renewed, a gate moves, between one run and the next.
 """
 
 import json
@@ -222,6 +222,7 @@ def status(machine):
 
 
 def test_silos_come_and_go_certificates_are_renewed_and_a_gate_moves_under_a_running_federation(deployed):
+    """Between runs: engine, gates and couriers stay up, and the shell waits for the second run before the changes begin."""
     if deployed.engine != "nvflare":
         pytest.skip("one engine will do: what a run sees of Flower's is in tests/wire")
     server, old, south = deployed.server, deployed.silos["north"], deployed.silos["south"]

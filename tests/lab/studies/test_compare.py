@@ -130,7 +130,7 @@ def test_every_study_names_each_of_its_batches_of_runs_once(name):
 
 
 def test_every_method_runs_within_its_budget(tmp_path):
-    methods = tuple(m for m in ARMS if not m.endswith(("-paper", "-open")))
+    methods = tuple(m for m in ARMS if not m.endswith(("-paper", "-open", "-masks")))  # two silos have nobody to hide among
     rows = run(replace(TINY, methods=methods, trials=1, epsilons=(1.0,)), tmp_path / "run")
     assert rows is not None
     assert {r["curve"] for r in rows} == set(methods)

@@ -14,8 +14,8 @@ from silodp.host import atomic
 from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
-from silodp.lab.studies.study import AGAIN, COLLUDING, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
-from silodp.lab.studies.trusts import TRUSTS
+from silodp.lab.studies.study import AGAIN, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
+from silodp.lab.studies.trusts import TRUSTS, trust_table
 from silodp.lab.studies.verdict import read_trials
 from silodp.lab.studies.verdict_page import line_of, write_verdict
 from silodp.lab.studies.verdict_read import Trials
@@ -327,37 +327,10 @@ def _trust(docs: Path, tables: Path) -> Path | None:
         parts += [
             *heading,
             f"[Table](figures/{name}.csv).\n",
-            "\n".join(_trust_table(rows, TRUST[name])) + "\n",
+            "\n".join(trust_table(rows, TRUST[name])) + "\n",
             *_chance(rows, name, tables),
         ]
     return _write(docs / "trust.md", parts)
-
-
-def _trust_table(rows: Sequence[dict], study: Study) -> list[str]:
-    """Test errors by epsilon, and SDP's distance from central DP."""
-    by = {(r["curve"], r["epsilon"]): r for r in rows}
-    masked = any(curve == "mb-sgd-masks" for curve, _ in by)
-    more = f" masks, {COLLUDING} may collude | that over central |" if masked else ""
-    lines = [
-        f"| epsilon | method | ISRL-DP | SDP, masks | central DP | that over central |{more}",
-        "|---:|---|---:|---:|---:|---:|" + "---:|" * (2 * masked),
-    ]
-    for e in study.epsilons:
-        for name, isrl in (("MB-SGD", "mb-sgd"), ("SPIDER", "spider-diff")):
-            three = [by[c, e] for c in (isrl, f"{name.lower()}-shuffle", f"{name.lower()}-central")]
-            cells = " | ".join(_error(r) for r in three)
-            wary = by.get((f"{name.lower()}-masks", e))
-            last = f" {_error(wary)} | {_over(wary, three[2])} |" if wary else ""
-            lines.append(f"| {e:g} | {name} | {cells} | {_over(three[1], three[2])} |{last}")
-    return lines
-
-
-def _error(row: dict) -> str:
-    return f"{100 * row['test_error']:.2f} ± {100 * row['standard_error']:.2f}"
-
-
-def _over(row: dict, other: dict) -> str:
-    return f"{100 * (row['test_error'] / other['test_error'] - 1):+.1f} %"
 
 
 def _chance(rows: Sequence[dict], name: str, tables: Path) -> list[str]:

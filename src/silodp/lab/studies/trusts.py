@@ -1,4 +1,10 @@
-"""The one screen of docs/trust.md that has all trusts side by side."""
+"""The one screen of docs/trust.md that has all trusts side by side, and its table of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from silodp.lab.studies.study import COLLUDING, Study
 
 TRUSTS = """# Who is trusted, and what that costs
 
@@ -25,3 +31,30 @@ give 0.962 and 0.961, since they add sqrt(d) to a rounded vector's length: binom
 privacy-loss distribution of one coordinate is easy, but that all of a record's length in one coordinate is worst is known for Gaussian noise and not for binomial
 noise, so a convolution of it would be a number without a proof, and none is shipped.
 """
+
+
+def trust_table(rows: Sequence[dict], study: Study) -> list[str]:
+    """Test errors by epsilon, and SDP's distance from central DP."""
+    by = {(r["curve"], r["epsilon"]): r for r in rows}
+    masked = any(curve == "mb-sgd-masks" for curve, _ in by)
+    more = f" masks, {COLLUDING} may collude | that over central |" if masked else ""
+    lines = [
+        f"| epsilon | method | ISRL-DP | SDP, masks | central DP | that over central |{more}",
+        "|---:|---|---:|---:|---:|---:|" + "---:|" * (2 * masked),
+    ]
+    for e in study.epsilons:
+        for name, isrl in (("MB-SGD", "mb-sgd"), ("SPIDER", "spider-diff")):
+            three = [by[c, e] for c in (isrl, f"{name.lower()}-shuffle", f"{name.lower()}-central")]
+            cells = " | ".join(_error(r) for r in three)
+            wary = by.get((f"{name.lower()}-masks", e))
+            last = f" {_error(wary)} | {_over(wary, three[2])} |" if wary else ""
+            lines.append(f"| {e:g} | {name} | {cells} | {_over(three[1], three[2])} |{last}")
+    return lines
+
+
+def _error(row: dict) -> str:
+    return f"{100 * row['test_error']:.2f} ± {100 * row['standard_error']:.2f}"
+
+
+def _over(row: dict, other: dict) -> str:
+    return f"{100 * (row['test_error'] / other['test_error'] - 1):+.1f} %"

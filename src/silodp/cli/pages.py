@@ -144,7 +144,8 @@ def judge_of(policy: Path) -> Any:
 
 def config(uvicorn: Any, app: Any) -> Any:
     """Quiet, without websockets, and deaf to what a proxy might claim."""
-    quiet = {"log_level": "critical", "access_log": False, "server_header": False, "proxy_headers": False}
+    # Its own logging would begin with shutting down everybody else's handlers, and absl's closes the stream that it was given.
+    quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False, "proxy_headers": False}
     return uvicorn.Config(app, ws="none", http="h11", loop="asyncio", lifespan="off", timeout_graceful_shutdown=1, **quiet)
 
 

@@ -246,7 +246,7 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("spent.json", None, "came to its end"),
+        ("spent.json", None, "that is finished"),
         ("spent.json", "{}", "restore it"),
         ("spent.json", "x", "restore it"),
         ("spent.json", '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}', "restore it"),

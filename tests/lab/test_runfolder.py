@@ -178,7 +178,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
         refused(
             silodp(*words), "runs/train holds an interrupted run", "--resume --out runs/train", "--new" if "--out" not in words else "--out"
         )
-    refused(silodp("evaluate", "runs/train"), "came to its end")
+    refused(silodp("evaluate", "runs/train"), "that is finished")
     refused(silodp("train", "--resume", "--epsilon", 1), "another epsilon")
     refused(silodp("train", "--resume", "--new"), "give one of them")
     assert contents(tmp_path / "runs") == before

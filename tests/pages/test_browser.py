@@ -217,10 +217,10 @@ def test_a_page_whose_server_is_gone_says_so_and_goes_on_when_it_is_back(browser
     with served(root) as port:
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{port}/run/train")
-        page.locator("#told", has_text="came to its end").wait_for(state="attached")
+        page.locator("#told", has_text="It is finished").wait_for(state="attached")
     page.locator("#told", has_text="does not answer; trying again").wait_for(state="attached")
     with served(root, port=port):
-        page.locator("#told", has_text="came to its end").wait_for(state="attached")
+        page.locator("#told", has_text="It is finished").wait_for(state="attached")
         page.close()
 
 

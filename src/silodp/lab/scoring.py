@@ -192,7 +192,7 @@ def _spent(folder: Path) -> dict:
         if not spent or not isinstance(found["rule"], str):
             raise ValueError
     except FileNotFoundError:
-        raise BadInput(f"{folder} holds no run of `silodp train` that came to its end: it has no spent.json; train again") from None
+        raise BadInput(f"{folder} holds no run of `silodp train` that is finished: it has no spent.json; train again") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is not known; restore it") from None
     return found

@@ -24,7 +24,7 @@ TUNED = {
 
 
 def card(run: Run, use: str = "") -> str:
-    """The card of a run that came to its end."""
+    """The card of a finished run."""
     if run.kind not in ("train", "federation") or run.state != "finished":
         raise BadInput(f"{run.folder} holds no finished training; a model card is of `silodp train` or `silodp federation run`")
     about = about_of(run.folder)

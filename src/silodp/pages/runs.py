@@ -212,7 +212,7 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     rule = str(about.get("rule") or summary.get("rule") or "")
     silos = tuple(_silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end)) for s in about.get("silos") or spent.values())
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
-    said = {"running": "It is training.", "finished": "It came to its end.", "stopped": "It was stopped before its end."}[state]
+    said = {"running": "It is training.", "finished": "It is finished.", "stopped": "It was stopped before its end."}[state]
     if state == "stopped" and (folder / "seed").exists():
         said += f" `silodp train --resume --out {folder}` goes on with it."
     environment = _json(folder / "environment.json") if summary else {}
@@ -228,7 +228,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         state, said = "running", "It is training."
     elif summary and summary.get("questions", 0) >= len(rounds):
         finished = summary["ended"] == "finished"
-        state, said = ("finished", "It came to its end.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
+        state, said = ("finished", "It is finished.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
     silos, rule = [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
     budgets = {silo["name"]: silo for silo in found.get("silos", ())}
@@ -272,7 +272,7 @@ def _compared(folder: Path, config: dict[str, Any]) -> Run:
         rows = tuple(json.loads(_content(folder / "summary.json")))
     except (OSError, ValueError):
         rows = ()
-    said = "It came to its end." if rows else "It is not finished; the same command goes on with it."
+    said = "It is finished." if rows else "It is not finished; the same command goes on with it."
     environment = _json(folder / "environment.json")
     total = int(data.get("units", 0)) or len(units)
     return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)

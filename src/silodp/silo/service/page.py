@@ -212,7 +212,7 @@ class GatePage:
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
         both = (("Pause the gate", "pause"), ("Let it answer again", "resume"))
         buttons = join((tag("button", name, type="submit", name="do", value=value) for name, value in both), " ")
-        words = "A paused gate refuses every query until it is let go, also after a restart. What is being computed is finished."
+        words = "A paused gate refuses every query until it is resumed, also after a restart. What is being computed is finished."
         return section("pause", "Pause", tag("p", words), tag("form", field, buttons, action="/silo/pause", method="post"))
 
 

@@ -2,7 +2,7 @@
 
 What a person carries from one operator to another (a key read over the telephone, a card, a kit, a certificate) the test carries.
 Day two, on the same machines: silos come and go, certificates are renewed, a gate moves, between one run and the next.
-Flower, and day two, run with SILODP_LONG set: together they take about five minutes of two cores.
+They run with SILODP_LONG set: together they take about eight minutes of two cores.
 """
 
 import json
@@ -20,8 +20,11 @@ import numpy as np
 import pytest
 from machines import Network, why_not
 
-LONG = pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="long; needs SILODP_LONG=1")
-pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.xdist_group("deploy")]
+pytestmark = [
+    pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="long; needs SILODP_LONG=1"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.xdist_group("deploy"),
+]
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^ *<!-- (?P<step>\d+) (?P<who>\w+)(?: (?P<engine>\w+))? -->\n *```\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -164,7 +167,7 @@ def machines(wheel):
         yield made
 
 
-@pytest.fixture(scope="module", params=["nvflare", pytest.param("flower", marks=LONG)])
+@pytest.fixture(scope="module", params=["nvflare", "flower"])
 def deployed(request, machines):
     """The page, typed up to its last block: a federation that has had its first run."""
     pytest.importorskip({"nvflare": "nvflare", "flower": "flwr"}[request.param])
@@ -224,7 +227,6 @@ def status(machine):
     return json.loads(machine.sh(f"{AS_GATE} silo status {POLICY} --json"))
 
 
-@LONG
 def test_silos_come_and_go_certificates_are_renewed_and_a_gate_moves_under_a_running_federation(deployed):
     """Between runs: engine, gates and couriers stay up, and the shell waits for the second run before the changes begin."""
     if deployed.engine != "nvflare":

@@ -432,8 +432,8 @@ def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refus
     f = federation
     mixed = [f.cards[0], replace(f.cards[1], rule="gdp"), f.cards[2]]
     for cards, trust, said in (
-        (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule gdp; a run through a shuffler"),
-        (f.cards, "isrl", "silo silo-1 keeps its ledger by the rule totals; a run without a shuffler"),
+        (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule gdp; a run of totals"),
+        (f.cards, "isrl", "silo silo-1 keeps its ledger by the rule totals; a run with noise of each silo's own"),
         (f.cards, "central", "trust 'central' is unknown"),
     ):
         with pytest.raises(BadInput, match=said):

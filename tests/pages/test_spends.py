@@ -72,7 +72,9 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
             assert f"silo is ({max(spent.values())}, " in shown.replace("in this training run ", "")
             for name in RECORDS:
                 assert f"{name} ε {spent[name]} of {EPSILON} spent{to_whom} in training at δ {delta[name]}" in shown
-            assert figures(r"own counts: ε (\S+)\.(?: |$)", shown) == list(local.values()) if to_whom else "own counts" not in shown
+            assert (
+                figures(r"own noise alone, [^:]*: ε (\S+)\.(?: |$)", shown) == list(local.values()) if to_whom else "own noise" not in shown
+            )
             assert figures(r"questions (\d+) answers of silos (\d+) ", shown) == ["3 9"]
         assert f"{max(spent.values())} of {EPSILON}" in listed
         assert f"ε spent, of 10 {spent['silo-1']}" in gate
@@ -83,7 +85,7 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
             text = plain(silodp("ledger", "show", ledger.path)[1])
             assert f"epsilon {spent[name]} of 10 is spent{to_whom}" in text
             assert f"delta {delta[name]}," in text
-            assert f"own counts: epsilon {local[name]}." in text if to_whom else "own counts" not in text
+            assert f"the server together): epsilon {local[name]}." in text if to_whom else "own counts" not in text
             assert "3 questions" in text
             assert HOLDS in text
         if trust == "shuffle":

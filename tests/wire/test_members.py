@@ -12,6 +12,8 @@ from cryptography.x509.oid import NameOID
 from silodp.core.errors import BadInput
 from silodp.host.certificates import certificates, expiring
 
+pytestmark = pytest.mark.xdist_group("members")  # in their order: they share one federation
+
 
 def files(folder: Path):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

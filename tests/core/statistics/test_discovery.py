@@ -57,5 +57,5 @@ def test_what_nobody_says_is_denied():
     assert not Statistic.in_totals
     assert Sampling.sampled
     assert not Sampling.whole
-    assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {"Grad", "GradDiff"}
+    assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {"Grad", "GradDiff", "ScoreTotal"}
     assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {"FullBatch", "DisjointBatches"}

@@ -201,7 +201,7 @@ def test_the_gallery_is_drawn_from_its_tables_alone(tmp_path):
     run(replace(TINY, methods=lab.Study.methods), tmp_path / "run")
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/wbcd.csv").write_bytes((tmp_path / "run/figure.csv").read_bytes())
-    assert write_gallery(tmp_path, tmp_path / "figures") == [tmp_path / "figures.md"]
+    assert write_gallery(tmp_path, tmp_path / "figures") == [tmp_path / "figures.md", tmp_path / "trust.md"]
     assert "silodp reproduce wbcd" in (page := (tmp_path / "figures.md").read_text())
     assert "Tuned over 15 steps from 0.000123 to 1, clips 0.1, 1, 5, 10, and for SPIDER phases 1 to 10 in both forms." in page
     assert (tmp_path / "figures/wbcd.png").exists()

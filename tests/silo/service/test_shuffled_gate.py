@@ -180,6 +180,7 @@ def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds
     assert code(door, asked("q1")[1]) == "answered"
     exit_code, text, _ = silodp("ledger", "show", ledger.path, of=())
     assert exit_code == 0
+    text = " ".join(text.split())
     assert f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against the server, which sees totals" in text
     assert (
         f"Against whoever sees this silo's own counts (the shuffler itself, or under masks all other silos and the server together): epsilon {rounded_up(ledger.local(), 4)}."

@@ -106,6 +106,8 @@ def init(
         if not colluding:
             say("colluding is 0: every other member is trusted to add its noise. To bear c that do not, set it to c times the largest.")
     if masking:
+        if not colluding:
+            say("colluding is 0: every other silo of a total is trusted to add its noise. To bear c that do not, set it to c.")
         say(f"Then pin the other silos of its totals: silodp silo key {made.policy}, and silodp silo trust {made.policy} OTHER/silo.json.")
     say(f"Then start the gate: silodp silo serve {made.policy}")
 

@@ -170,11 +170,14 @@ def hostile_tables(silo: Silo) -> dict[str, tuple[str, Envelope]]:
     swapped = replace(OTHERS[0].row, key=stranger.row.key)
     twice = masks.offered(OTHERS[0].identity, stranger.key, definition=POLICY.definition, run=RUN, epoch=bytes(16))
     elsewhere = Other(0, run="run-2").row
+    pointless = replace(OTHERS[0].row, key=bytes(32))  # of small order: with any key its secret is zero
+    pointless = replace(pointless, signature=OTHERS[0].identity.sign(masks._statement(pointless, POLICY.definition, RUN)))
     rows = [own, *(other.row for other in OTHERS)]
     return {
         "an invented silo": ("unpinned", asked(own, others=[*OTHERS[:2], stranger])),
         "a key swapped on the way": ("cohort", asked(own, rows=[own, swapped, *(o.row for o in OTHERS[1:])])),
         "a key that was signed for another run": ("cohort", asked(own, rows=[own, elsewhere, *(o.row for o in OTHERS[1:])])),
+        "a key without a secret": ("cohort", asked(own, rows=[own, pointless, *(o.row for o in OTHERS[1:])])),
         "a silo twice under two keys": ("cohort", asked(own, rows=[*rows, replace(twice, trials=BITS)])),
         "without this silo": ("cohort", asked(own, rows=rows[1:])),
         "too small a cohort": ("cohort", asked(own, others=OTHERS[:1], contributions=40)),

@@ -121,6 +121,14 @@ def stream(key: bytes, dimension: int, modulus: int) -> np.ndarray:
     return np.frombuffer(Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(zeros), words)
 
 
+def secret_with(own: X25519PrivateKey, other: Row) -> bytes:
+    """What the two keys share; Refused("cohort") where that would be all zero: the other's is a point of small order."""
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(other.key))
+    except ValueError:
+        raise Refused("cohort") from None
+
+
 def masked(counts: np.ndarray, own: X25519PrivateKey, mine: Row, rows: Sequence[Row], digest: str, modulus: int) -> bytes:
     """The counts, plus the vectors of the pairs in which `mine` comes first and minus those in which it comes second, as words.
 
@@ -131,11 +139,7 @@ def masked(counts: np.ndarray, own: X25519PrivateKey, mine: Row, rows: Sequence[
     words = np.ascontiguousarray(counts).astype(MODULI[modulus])
     for other in rows:
         if other.identity != mine.identity:
-            try:
-                secret = own.exchange(X25519PublicKey.from_public_bytes(other.key))  # raises where the secret would be all zero
-            except ValueError:
-                raise Refused("cohort") from None
-            vector = stream(pair_key(secret, mine, other, digest), len(words), modulus)
+            vector = stream(pair_key(secret_with(own, other), mine, other, digest), len(words), modulus)
             words = words + vector if mine.identity < other.identity else words - vector
     return words.tobytes()
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Masked
 from silodp.core.protocol.codec import Envelope
-from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table
+from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table, secret_with
 from silodp.host.atomic import write
 from silodp.host.tables import check_number, check_text, check_whole, of_table, read_toml, table_text, toml
 
@@ -153,10 +153,14 @@ class Masker:
             raise Refused("modulus")
 
     def begin(self, asker: str, envelope: Envelope) -> None:
-        """Refuses, before any charge, a table with another key of this silo than that of this run and epoch, and one attempt too many at a round."""
-        run = self._runs.get((asker, envelope.run))
-        if run is None or not any(row.key == run.row.key for row in read_table(envelope.cohort) if row.identity == self._own):
+        """Refuses, before any charge, a table with another key of this silo than that of this run and epoch, one in which a key has no secret with it,
+        and one attempt too many at a round."""
+        run, rows = self._runs.get((asker, envelope.run)), read_table(envelope.cohort)
+        if run is None or not any(row.key == run.row.key for row in rows if row.identity == self._own):
             raise Refused("epoch")
+        for row in rows:
+            if row.identity != self._own:
+                secret_with(run.key, row)
         attempts = run.asked.setdefault(envelope.round, set())
         if len(attempts | {envelope.shuffle_round}) > self.policy.attempts:
             raise Refused("attempts")

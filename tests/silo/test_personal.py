@@ -112,3 +112,15 @@ def test_another_model_and_too_few_records_are_refused_in_a_sentence(clinic, sil
     save_file({"other": torch.zeros(3)}, clinic / "run/model.safetensors", {"plain": "{}"})
     assert "is not the model logistic that the policy approves" in silodp("silo", "personalise", "silo/policy.toml", "run")[2]
     assert "has no model.safetensors" in silodp("silo", "personalise", "silo/policy.toml", "nowhere")[2]
+
+
+def test_no_question_is_asked_with_a_personal_model(tmp_path):
+    from safetensors.torch import save_file
+
+    from silodp.host.model import PERSONAL, refuse_personal
+
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {"model": "logistic"})
+    refuse_personal(tmp_path)
+    save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {PERSONAL: "clinic"})
+    with pytest.raises(BadInput, match="personal model of clinic: it is not private and may not leave"):
+        refuse_personal(tmp_path)

@@ -168,6 +168,7 @@ def federation_evaluate(
     import torch
     from safetensors.torch import load_file
 
+    from silodp.host.model import refuse_personal
     from silodp.server.approval import check_study
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
     from silodp.server.folder import read_run
@@ -177,6 +178,7 @@ def federation_evaluate(
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
+    refuse_personal(place)
     check_study(place, cards)
     problem = problem_of(cards[0], Order(model=model, prox=prox))
     try:

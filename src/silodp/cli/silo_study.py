@@ -44,20 +44,22 @@ def approve(
     leave_no_core()
     if as_json and not yes:
         raise BadInput("--json asks nothing; give --yes too, once you have read what would change")
-    answers, shown = list[dict[str, Any]](), None
+    asked: list[tuple[Proposed, dict[str, Any]]] = []
+    shown = None
     for found in [compare(path, study) for path in policy]:
-        answers.append(_approve(found, yes, by, as_json, brief=found.changes == shown))
+        asked.append((found, _ask(found, yes, as_json, brief=found.changes == shown)))
         shown = found.changes
+    answers = [_approve(found, answer, by, as_json) for found, answer in asked]  # only now does code of the study run
     if as_json:
         return dump({"study": answers[0]["study"], "silos": answers})
     if not all(answer["approved"] for answer in answers):
         raise typer.Exit(2)
 
 
-def _approve(found: Proposed, yes: bool, by: str, quiet: bool, *, brief: bool) -> dict[str, Any]:
+def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, Any]:
+    """What the officer was shown, and whether it is approved; nothing of the study has run."""
     from silodp.core.figures import left_of, shown
     from silodp.silo.ledger.durable import DurableLedger
-    from silodp.silo.service.approve import approve as approving
 
     name, opened = found.rules.silo, DurableLedger.open(Path(found.place.ledger))
     spent, left = shown(opened.spent()), left_of(opened.used())
@@ -82,6 +84,15 @@ def _approve(found: Proposed, yes: bool, by: str, quiet: bool, *, brief: bool) -
     if not yes and not typer.confirm(f"Approve it for {name}?"):
         say(f"{name}: nothing was changed.")
         return answer | {"approved": False}
+    return answer
+
+
+def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> dict[str, Any]:
+    from silodp.silo.service.approve import approve as approving
+
+    if found.approved or not answer["approved"]:
+        return answer
+    name = found.rules.silo
     before = tally(found.place.log)["started"] if running(found.place.ledger) else None
     approving(found, by, registry_of(found.policy))
     gate = _taken_up(found, before)

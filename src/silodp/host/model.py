@@ -6,8 +6,10 @@ be running a stranger's code: whoever starts the program names a copy, which mus
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,19 @@ class Stored:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
+def refuse_personal(folder: Path) -> None:
+    """BadInput where the folder's model was fitted to a silo's own records: whatever is asked with it would carry it out."""
+    with contextlib.suppress(OSError, SafetensorError), safe_open(folder / FILE, "pt") as file:
+        _refuse_personal(folder / FILE, file.metadata() or {})
+
+
+def _refuse_personal(path: Path, about: Mapping[str, str]) -> None:
+    if PERSONAL in about:
+        raise BadInput(
+            f"{path} is the personal model of {about[PERSONAL]}: it is not private and may not leave that silo; `silodp predict` uses it there"
+        )
+
+
 def open_model(given: Path, code: dict[str, str | None] | None = None, *, personal: bool = False) -> Stored:
     """The model in a run's folder, or in its file; `code` has this user's own copies of what was FILE.py:NAME.
 
@@ -55,10 +70,8 @@ def open_model(given: Path, code: dict[str, str | None] | None = None, *, person
             about, tensors = dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
-    if PERSONAL in about and not personal:
-        raise BadInput(
-            f"{path} is the personal model of {about[PERSONAL]}: it is not private and may not leave that silo; `silodp predict` uses it there"
-        )
+    if not personal:
+        _refuse_personal(path, about)
     if "schema" not in about and "plain" not in about:
         raise BadInput(f"{path} does not say which columns it reads: it is of an older version, or of another program; train again")
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}

@@ -226,6 +226,15 @@ def test_a_backup_that_is_merely_copied_back_is_an_older_copy(witnessed, folder)
     refused(witnessed.path, "older copy")
 
 
+def test_a_witness_that_was_replaced_confirms_no_backup_from_its_own_time(witnessed, folder):
+    care.backup(witnessed.path, folder / "copy")
+    care.appoint(witnessed.path, folder / "elsewhere/b.head")
+    ask(DurableLedger.open(witnessed.path), "after the backup")
+    witnessed.path.unlink()
+    assert "is not what its witness" in care.restore(folder / "copy", witnessed.path)
+    refused(witnessed.path, "witness")
+
+
 # --- moves --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +266,18 @@ def test_a_moved_ledger_refuses_everything_where_it_was_and_goes_on_where_its_ar
     assert ask(moved, "q1", b"another") == b"an answer"
     ask(moved, "q2")
     refused(witnessed.path, "older copy")  # the old one, by its witness
+
+
+def test_a_moved_ledger_does_not_arrive_a_second_time_where_its_anchor_has_seen_more(folder, monkeypatch):
+    ledger, arrival, new = make(folder), Ed25519PrivateKey.generate(), folder / "new.ledger"
+    care.bury(ledger.path, Ed25519PrivateKey.generate(), public(arrival), "gate2")
+    shutil.copy(ledger.path, new)
+    care.arrive(new, arrival, anchor=folder / "new.anchor")
+    monkeypatch.setenv("SILODP_STATE", str(folder / "state of the new machine"))
+    ask(DurableLedger.open(new, anchor=folder / "new.anchor"), "q2")
+    shutil.copy(ledger.path, new)
+    with pytest.raises(BadInput, match="older copy"):
+        care.arrive(new, arrival, anchor=folder / "new.anchor")
 
 
 def test_an_arrival_that_the_arrival_key_did_not_sign_is_an_altered_chain(folder):

@@ -41,7 +41,10 @@ class _Apart(LedgerFile):
 
 
 def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
-    """From now on the witness must have seen every head before anything leaves, and nothing leaves while it cannot be written."""
+    """From now on the witness must have seen every head before anything leaves, and nothing leaves while it cannot be written.
+
+    The witness before it sees that it was replaced, or else it would go on to confirm every backup from its own time.
+    """
     file, witness = LedgerFile(path, anchor), Path(witness).absolute()
     with file.change(explain=True) as connection:
         tally = file.tally
@@ -50,7 +53,10 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
         if witness.exists():
             check_seen(connection, tally, witness, "witness")
         write_anchor(witness, tally)
-        file.append(connection, "witness", event={"file": str(witness)})
+        before = tally.closing.witness
+        entry = file.append(connection, "witness", event={"file": str(witness)})
+        if before and Path(before).absolute() != witness:
+            write_anchor(Path(before), tally, entry)
 
 
 def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, str]:
@@ -148,8 +154,9 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
                 raise Altered("it does not end with a tombstone: bury it first where it was (`silodp ledger bury`)")
             if closing.arrival != public(key):
                 raise Altered("its tombstone names another arrival key than this one")
-            if closing.witness:
-                check_seen(connection, file.tally, Path(closing.witness), "witness")
+            for what, place in file.places(file.tally):
+                if what == "witness" or place.exists():  # an anchor of this place, if it has been here before
+                    check_seen(connection, file.tally, place, what)
             file.append(connection, "arrive", event={"signature": signed(key, "arrive", file.tally.head)})
         _pin(file)
 

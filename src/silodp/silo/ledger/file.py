@@ -255,8 +255,10 @@ def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: 
     return count
 
 
-def write_anchor(place: Path, tally: Tally) -> None:
-    atomic.write(place, canonical({"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}))
+def write_anchor(place: Path, tally: Tally, last: Entry | None = None) -> None:
+    """What has been seen of the chain: all that is in it or, before it is committed, the entry that comes last."""
+    count, head = (last.sequence, last.hash) if last else (tally.sequence, tally.head)
+    atomic.write(place, canonical({"ledger": tally.settings.ledger, "count": count, "head": head}))
 
 
 def _hash_at(connection: sqlite3.Connection, sequence: int, tally: Tally) -> str | None:

@@ -45,7 +45,10 @@ class Change:
 
     @property
     def words(self) -> str:
-        return f"{self.before} -> {self.after}" if self.before != self.after else f"{self.after}, {SAME}"
+        said = f"{self.before} -> {self.after}" if self.before != self.after else f"{self.after}, {SAME}"
+        return "".join(
+            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said
+        )  # a study's words must not steer the officer's screen
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ def _changes(found: Proposed, old: Schema | None) -> list[Change]:
         said.append(
             Change("protected", *(f"each person, by {s.person.column}" if s and s.person else "each row" for s in (old, found.schema)))
         )
-        if old and old.text != found.schema.text and all(change.before == change.after for change in said[-3:]):
+        if old and old.text != found.schema.text:
             said.append(Change("schema", "its ranges, categories or codes", "others; read the study's schema"))
     else:
         said.append(Change("label", _plain(place), _plain(place)))
@@ -128,7 +131,7 @@ def _word(text: str, digest: str) -> str:
     if not is_file(text):
         return "" if text == "zero" else text
     path, name, numbers = parse(text)
-    return f"{':'.join((re.sub('^[0-9a-f]{16}-', '', Path(path).name), name, *numbers))} (file {digest[:8]})"
+    return f"{':'.join((re.sub('^[0-9a-f]{16}-', '', Path(path).name), name, *numbers))} (file {digest[:32]})"
 
 
 def _label(schema: Schema) -> str:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from silodp.cli.app import app
 from silodp.cli.pages import judge_of
-from silodp.core import verdict
+from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.protocol.card import Card
@@ -439,7 +439,7 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     page = " ".join(re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._came()).split())
     wanted = found[0]["accuracy"]
     assert "What evaluations found" in page
-    assert f" {wanted.value:.2f} ({verdict.interval('accuracy', vars(wanted))[0]:.2f}-" in page, "the officer sees what the server sees"
+    assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, "the officer sees what the server sees"
     assert judge_of(path.parent / "nothing/policy.toml") is None
     assert judge_of(path)(np.zeros(4), 1.0) is None  # of another statistic
 

@@ -117,10 +117,10 @@ def test_another_model_and_too_few_records_are_refused_in_a_sentence(clinic, sil
 def test_no_question_is_asked_with_a_personal_model(tmp_path):
     from safetensors.torch import save_file
 
-    from silodp.host.model import PERSONAL, refuse_personal
+    from silodp.host.model import PERSONAL, contents, refuse_personal
 
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {"model": "logistic"})
-    refuse_personal(tmp_path)
+    refuse_personal(tmp_path, contents(tmp_path)[0])
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {PERSONAL: "clinic"})
     with pytest.raises(BadInput, match="personal model of clinic: it is not private and may not leave"):
-        refuse_personal(tmp_path)
+        refuse_personal(tmp_path, contents(tmp_path)[0])

@@ -56,28 +56,24 @@ def evidence(
         return _verify(archive, key, as_json)
     if archive is not None:
         raise BadInput(f"{archive} is too much: give one run's folder, or `verify` and an archive")
-    from silodp.host.atomic import write_new
+    from silodp.host.atomic import write_out
     from silodp.host.keys import make_key, public, read_key
     from silodp.pages import runs
     from silodp.pages.evidence import pack
     from silodp.pages.statements import Told
 
     run = runs.read(what)
-    if run.kind not in ("train", "federation") or run.state != "finished":
-        raise BadInput(f"{what} holds no finished training; evidence is of `silodp train` or `silodp federation run`")
+    runs.check_trained(run, "evidence")
     if sector and sector not in (sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")):
         raise BadInput(f"--sector is {sector!r}; the registry knows {', '.join(sectors)}")
     told = Told(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
-    rows = runs.audits(audit) if audit else runs.audits(what) if (what / "audit.json").exists() else []
+    rows = runs.audits_beside(what, audit)
     files = _files(run, told, rows, ledger or [])
     place = Path(key or "evidence.key")
     signing = read_key(place) if place.exists() else make_key(place)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
     about = {"run": what.resolve().name, "kind": run.kind, "made": _now().isoformat(timespec="seconds"), "silodp": __version__, "fingerprint": runs.fingerprint(what)}  # fmt: skip
-    try:
-        write_new(out, pack(files, about, signing), 0o644)
-    except OSError as error:
-        raise BadInput(f"{out} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+    write_out(out, pack(files, about, signing))
     if as_json:
         return dump({"archive": str(out), "key": public(signing), "files": sorted(files), "not_stated": told.missing()})
     say(f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).", "Whoever gets it: silodp evidence verify " + str(out))

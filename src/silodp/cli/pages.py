@@ -37,7 +37,7 @@ def report(
     from silodp.pages.report import report as written
 
     found = runs.read(run)
-    rows = runs.audits(audit) if audit else runs.audits(run) if (run / "audit.json").exists() else []
+    rows = runs.audits_beside(run, audit)
     if tensorboard:
         export.to_tensorboard(found, tensorboard)
     if mlflow:

@@ -166,9 +166,8 @@ def federation_evaluate(
     Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`, `silodp federation evaluate --epsilon 1`
     """
     import torch
-    from safetensors.torch import load_file
 
-    from silodp.host.model import refuse_personal
+    from silodp.host.model import contents, refuse_personal
     from silodp.server.approval import check_study
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
     from silodp.server.folder import read_run
@@ -178,14 +177,14 @@ def federation_evaluate(
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
-    refuse_personal(place)
     check_study(place, cards)
     problem = problem_of(cards[0], Order(model=model, prox=prox))
     try:
-        stored = load_file(place / "model.safetensors")
+        said, stored = contents(place)
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
-    except (OSError, KeyError):
+    except (BadInput, KeyError):
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
+    refuse_personal(place, said)
     words = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
     label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
     asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
@@ -333,21 +332,21 @@ def _show_charged(silos: Sequence[dict]) -> None:
 
 
 def _show_scores(rows: Sequence[dict]) -> None:
-    from silodp.core import verdict
+    from silodp.core import quality
     from silodp.core.figures import WHY
 
     whole = rows[0]
-    lines = [(name.replace("auc", "AUC"), *verdict.cells(whole, name)) for name in whole["figures"]]
+    lines = [(name.replace("auc", "AUC"), *quality.cells(whole, name)) for name in whole["figures"]]
     show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
-    if stretches := verdict.reliable(whole):
+    if stretches := quality.reliable(whole):
         show(table("predicted risk|observed share>|95 %>!|records>", stretches, title="Do the risks come true?"))
     if len(rows) > 2:
-        columns, by_silo = verdict.by_silo(rows)
+        columns, by_silo = quality.by_silo(rows)
         show(table("|".join([columns[0], *(f"{name}>" for name in columns[1:])]), by_silo, title="By silo"))
     say(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
         say(WHY)
-    if words := verdict.verdict(whole):
+    if words := quality.verdict(whole):
         say(words, style="bold")
 
 

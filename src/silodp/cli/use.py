@@ -10,7 +10,6 @@ import typer
 
 from silodp.cli.console import Json, dump, say, show, table
 from silodp.cli.project import Project
-from silodp.core.errors import BadInput
 from silodp.host import atomic
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run's folder, or its model.safetensors.", show_default=False)]
@@ -56,10 +55,7 @@ def predict(
         notes.append(f"This is the personal model of {opened.about[PERSONAL]}: not private, so never send it.")
     used = default_threshold(opened.schema) if threshold is None else threshold
     if out_file:
-        try:
-            atomic.write_new(out_file, rows_of.to_csv(index=False, float_format="%.7g"), 0o644)
-        except OSError as error:
-            raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+        atomic.write_out(out_file, rows_of.to_csv(index=False, float_format="%.7g"))
     if as_json:
         rows = {} if out_file else {"rows": rows_of.to_dict("records")}
         return dump({"count": len(rows_of), "threshold": used, "notes": notes, "out": str(out_file) if out_file else None} | rows)
@@ -115,10 +111,7 @@ def card(
     found = runs.read(run)
     text = written(found, use)
     if out_file:
-        try:
-            atomic.write_new(out_file, text, 0o644)
-        except OSError as error:
-            raise BadInput(f"{out_file} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+        atomic.write_out(out_file, text)
     if as_json:
         return dump({"privacy": facts(found), "out": str(out_file) if out_file else None, "card": text})
     say(f"Wrote {out_file}.") if out_file else print(text, end="")

@@ -65,6 +65,14 @@ def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool
         os.close(file)
 
 
+def write_out(path: Path, text: str | bytes) -> None:
+    """The new file that a user asked for with --out, which others may read; BadInput where it cannot be made."""
+    try:
+        write_new(path, text, 0o644)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made ({error.strerror}); nothing is written over: choose another with --out") from None
+
+
 @contextlib.contextmanager
 def new_files(folder: Path, files: Mapping[str, str] | Mapping[str, str | bytes], *, mode: int = 0o711) -> Iterator[None]:
     """Makes all of these files, and the folders that they need, for their owner alone; none of them is new if one cannot be made or the body fails.

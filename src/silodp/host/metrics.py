@@ -75,19 +75,24 @@ def text(role: str) -> str:
     """Everything told so far, in Prometheus' text form."""
     with _guard:
         found = sorted(_values.items())
-    return _written((name, (("role", role), *labels), value) for (name, labels), value in found)
+    return _written((name, _line(name, (("role", role), *labels), value)) for (name, labels), value in found)
 
 
-def _written(samples: Iterable[tuple[str, Labels, float]]) -> str:
+def _line(name: str, labels: Labels, value: float) -> str:
+    inside = ",".join(f'{key}="{_quoted(word)}"' for key, word in labels)
+    return f"{name}{{{inside}}} {value:g}"
+
+
+def _written(samples: Iterable[tuple[str, str]]) -> str:
+    """Lines of samples, each with its metric's name, in whose order they come: what a metric says stands before its first."""
     lines, last = [], ""
-    for name, labels, value in samples:
+    for name, line in samples:
         if name != last:
             kind, says = METRICS[name]
             lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
             last = name
-        inside = ",".join(f'{key}="{_quoted(word)}"' for key, word in labels)
-        lines.append(f"{name}{{{inside}}} {value:g}")
-    return "\n".join(lines) + "\n"
+        lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _quoted(word: str) -> str:
@@ -146,13 +151,7 @@ def page(files: Sequence[Path]) -> str:
             for line in map(_LINE.fullmatch, file.read_text().splitlines()):
                 if line and line["name"] in METRICS:
                     found.append((list(METRICS).index(line["name"]), line["name"], line[0]))
-    lines, last = [], ""
-    for _, name, line in sorted(found):
-        if name != last:
-            lines += [f"# HELP {name} {METRICS[name][1]}", f"# TYPE {name} {METRICS[name][0]}"]
-            last = name
-        lines.append(line)
-    return "\n".join([*lines, ""])
+    return _written((name, line) for _, name, line in sorted(found))
 
 
 def ill(files: Sequence[Path], now: float) -> list[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
@@ -46,13 +47,24 @@ class Stored:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
-def refuse_personal(folder: Path) -> None:
-    """BadInput where the folder's model was fitted to a silo's own records: whatever is asked with it would carry it out."""
-    with contextlib.suppress(OSError, SafetensorError), safe_open(folder / FILE, "pt") as file:
-        _refuse_personal(folder / FILE, file.metadata() or {})
+def contents(given: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What the model's file says of itself, and its tensors, whatever they are."""
+    with _opened(given) as (_, file):
+        return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def _refuse_personal(path: Path, about: Mapping[str, str]) -> None:
+@contextlib.contextmanager
+def _opened(given: Path) -> Iterator[tuple[Path, Any]]:
+    path = given / FILE if given.is_dir() else given
+    try:
+        with safe_open(path, "pt") as file:
+            yield path, file
+    except (OSError, SafetensorError):
+        raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+
+
+def refuse_personal(path: Path, about: Mapping[str, str]) -> None:
+    """BadInput where the model was fitted to a silo's own records: whatever is asked with it, or made of it, would carry it out."""
     if PERSONAL in about:
         raise BadInput(
             f"{path} is the personal model of {about[PERSONAL]}: it is not private and may not leave that silo; `silodp predict` uses it there"
@@ -64,14 +76,9 @@ def open_model(given: Path, code: dict[str, str | None] | None = None, *, person
 
     One that was fitted to a silo's own records is not private: it is opened only for who says that it stays there.
     """
-    path = given / FILE if given.is_dir() else given
-    try:
-        with safe_open(path, "pt") as file:
-            about, tensors = dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+    path, (about, tensors) = given / FILE if given.is_dir() else given, contents(given)
     if not personal:
-        _refuse_personal(path, about)
+        refuse_personal(path, about)
     if "schema" not in about and "plain" not in about:
         raise BadInput(f"{path} does not say which columns it reads: it is of an older version, or of another program; train again")
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
@@ -94,12 +101,8 @@ def open_model(given: Path, code: dict[str, str | None] | None = None, *, person
 
 def about_of(given: Path) -> dict[str, str]:
     """What a model's file says of itself, and its hash, without building anything."""
-    path = given / FILE if given.is_dir() else given
-    try:
-        with safe_open(path, "pt") as file:
-            return dict(file.metadata() or {}) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    except (OSError, SafetensorError):
-        raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+    with _opened(given) as (path, file):
+        return dict(file.metadata() or {}) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def facts(**words: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from silodp.core import verdict
+from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.figures import shown
 from silodp.core.privacy.accounting import rounded_up
@@ -127,10 +127,10 @@ def _row(name: str, run: runs.Run) -> tuple[object, ...]:
 def _quality(run: runs.Run) -> Markup:
     """The one figure that a model is judged by, and on which records."""
     found = row_of(run)
-    if not found or not (name := verdict.measure(found[1])):
+    if not found or not (name := quality.measure(found[1])):
         return tag("span", "not asked" if run.kind != "compare" and not found else "-")
     where = "held-out" if found[0] == "held-out" else "test, not private"
-    return join([verdict.short(found[1], name), tag("span", f"{verdict.NAMES[name]}, {where}", class_="small soft")])
+    return join([quality.short(found[1], name), tag("span", f"{quality.NAMES[name]}, {where}", class_="small soft")])
 
 
 def _state(run: runs.Run) -> Markup:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from silodp.core import verdict
-from silodp.core.errors import BadInput
+from silodp.core import quality
 from silodp.core.figures import NO_MU, TOO_NOISY, WHY, shown
 from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
 from silodp.core.problem.schema import Schema
 from silodp.host.model import about_of
-from silodp.pages.runs import Run, Silo
+from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
 
 UNTOLD = "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and for what it was never tested."
@@ -25,8 +24,7 @@ TUNED = {
 
 def card(run: Run, use: str = "") -> str:
     """The card of a finished run."""
-    if run.kind not in ("train", "federation") or run.state != "finished":
-        raise BadInput(f"{run.folder} holds no finished training; a model card is of `silodp train` or `silodp federation run`")
+    check_trained(run, "a model card")
     about = about_of(run.folder)
     parts = [
         f"# Model card: {run.folder.resolve().name}",
@@ -96,10 +94,10 @@ def _scores(run: Run) -> str:
     whole = scores[0]
     lines = [
         "## Evaluation",
-        f"On {whole['held_out']} held-out records, by private releases; the last one. {verdict.verdict(whole)}".rstrip(),
-        *_table(("figure", "value", "95 %"), [(name, *verdict.cells(whole, name)[:2]) for name in whole["figures"]]),
-        *_table(("predicted risk", "observed share", "95 %", "records"), verdict.reliable(whole)),
-        *(_table(*verdict.by_silo(scores)) if len(scores) > 2 else ()),
+        f"On {whole['held_out']} held-out records, by private releases; the last one. {quality.verdict(whole)}".rstrip(),
+        *_table(("figure", "value", "95 %"), [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]]),
+        *_table(("predicted risk", "observed share", "95 %", "records"), quality.reliable(whole)),
+        *(_table(*quality.by_silo(scores)) if len(scores) > 2 else ()),
         "",
         "95 %: by the privacy noise and by the number of records together.",
     ]

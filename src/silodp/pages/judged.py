@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from silodp.core import verdict
+from silodp.core import quality
 from silodp.core.figures import ACCURACY, AUC, BALANCED, TOO_NOISY, WHY
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, section, table, tag
@@ -33,8 +33,8 @@ def headline(run: Run) -> list[tuple[str, str]]:
     pairs = []
     for name in (BALANCED, AUC):
         if name in row["figures"]:
-            value, _, interval = verdict.short(row, name).partition(" (")
-            pairs.append((f"{verdict.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})", value if interval else TOO_NOISY))
+            value, _, interval = quality.short(row, name).partition(" (")
+            pairs.append((f"{quality.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})", value if interval else TOO_NOISY))
     return pairs
 
 
@@ -47,8 +47,8 @@ def judged(run: Run) -> list[Markup]:
     basis, row = found
     scores = run.evaluations[-1]["scores"] if basis == "held-out" else [row]
     which = f", the last of {len(run.evaluations)} evaluations" if basis == "held-out" and len(run.evaluations) > 1 else ""
-    parts = [tag("p", words, class_="lead") if (words := verdict.verdict(row)) else ""]
-    rows = [(name.replace("auc", "AUC"), *verdict.cells(row, name)) for name in row["figures"]]
+    parts = [tag("p", words, class_="lead") if (words := quality.verdict(row)) else ""]
+    rows = [(name.replace("auc", "AUC"), *quality.cells(row, name)) for name in row["figures"]]
     parts.append(
         table(f"{row['held_out']} {BASES[basis]}{which}", ("figure", "value", "95 %", "noise", "sampling"), rows, numbers=(1, 2, 3, 4))
     )
@@ -56,7 +56,7 @@ def judged(run: Run) -> list[Markup]:
     parts.append(tag("p", note, class_="soft small"))
     parts += _reliability(row)
     if len(scores) > 2:
-        columns, lines = verdict.by_silo(scores)
+        columns, lines = quality.by_silo(scores)
         parts.append(table("By silo", columns, lines, numbers=range(1, len(columns))))
     if any(figure.get("too_noisy") for one in scores for figure in one["figures"].values()):
         parts.append(tag("p", WHY, class_="soft small"))
@@ -64,7 +64,7 @@ def judged(run: Run) -> list[Markup]:
 
 
 def _reliability(row: Mapping[str, Any]) -> list[Markup]:
-    rows, bins = verdict.reliable(row), row.get("reliability", ())
+    rows, bins = quality.reliable(row), row.get("reliability", ())
     if not rows:
         return []
     middle = [((b["risk_low"] + b["risk_high"]) / 2, b) for b in bins]
@@ -101,16 +101,16 @@ def ranked(named: Sequence[tuple[str, Run]]) -> list[Markup]:
 def _order(rows: Mapping[str, Mapping[str, Any]], basis: str, where: Mapping[str, object]) -> list[Markup]:
     if len(set(where.values())) > 1:
         return [tag("p", "They are not ranked: they were not judged on the same records (other silos, numbers or classes).")]
-    standings, why = verdict.ranking(rows)
+    standings, why = quality.ranking(rows)
     if not standings:
         return [tag("p", why)]
     lines = []
     for s in standings:
-        accuracy = verdict.said(s.row, ACCURACY)
+        accuracy = quality.said(s.row, ACCURACY)
         place = f"{s.place}{' (tied)' if s.tied else ''}"
         error = f"{1 - accuracy['value']:.1%}" if accuracy else "-"
         lines.append(
-            (place, tag("a", s.name, href=f"/run/{quote(s.name)}"), *(verdict.short(s.row, name) for name in (AUC, BALANCED)), error)
+            (place, tag("a", s.name, href=f"/run/{quote(s.name)}"), *(quality.short(s.row, name) for name in (AUC, BALANCED)), error)
         )
     columns = ("place", "run", "AUC", "balanced accuracy", "raw error")
     return [tag("p", why, class_="lead"), table(f"Judged on {BASES[basis]}", columns, lines, numbers=(2, 3, 4))]

@@ -200,6 +200,17 @@ def audits(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
+    """The rows of the audit that was given, or else of the one in the run's folder; none where there is none."""
+    return audits(given) if given else audits(folder) if (folder / "audit.json").exists() else []
+
+
+def check_trained(run: Run, what: str) -> None:
+    """BadInput unless the run has trained a model to its end: `what` is made of nothing else."""
+    if run.kind not in ("train", "federation") or run.state != "finished":
+        raise BadInput(f"{run.folder} holds no finished training; {what} is of `silodp train` or `silodp federation run`")
+
+
 # --- one kind each ------------------------------------------------------------------------------------------------------------------
 
 

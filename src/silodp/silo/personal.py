@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
-from silodp.host.model import FILE, PERSONAL
+from silodp.host.model import FILE, PERSONAL, contents
 from silodp.silo.service.daemon import approved_map, approved_problem, find_schema, read_records
 from silodp.silo.service.policy import Place, Policy
 
@@ -113,12 +112,7 @@ def _losses(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _opened(trained: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    path = trained / FILE if trained.is_dir() else trained
-    try:
-        with safe_open(path, "pt") as file:
-            about, tensors = dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        raise BadInput(f"{trained} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+    about, tensors = contents(trained)
     if PERSONAL in about:
         raise BadInput(f"{trained} is a personal model already; start from the shared one, or the pull would be towards it")
     return about, tensors

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.core.figures import too_noisy
-from silodp.core.verdict import Z as Z
+from silodp.core.quality import Z
 
 MOST = 10
 """Stretches of risks that a table has."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.quality import Z
 from silodp.core.statistics.gram import CROSS, DIAGONAL, Gram
-from silodp.core.verdict import Z
 from silodp.server.estimates.moments import Bought
 
 REPEATS, MOST = 2000, 2000

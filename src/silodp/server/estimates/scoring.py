@@ -22,10 +22,11 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.problem.losses import Loss, Weighted
 from silodp.core.problem.schema import Label
 from silodp.core.problem.task import Task
+from silodp.core.quality import Z
 from silodp.core.query import Query
 from silodp.core.statistics import Score, Statistic
 from silodp.core.weights import Weights
-from silodp.server.estimates.calibration import Bin, Figure, Z, edges, mean_risk, reliability, slope
+from silodp.server.estimates.calibration import Bin, Figure, edges, mean_risk, reliability, slope
 from silodp.server.federation import Absent, Port
 
 

@@ -10,8 +10,8 @@ from scipy.optimize import isotonic_regression
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Label
+from silodp.core.quality import Z
 from silodp.core.statistics import ClassCounts
-from silodp.core.verdict import Z
 from silodp.server.estimates.scoring import ask_each, pooled
 from silodp.server.federation import Port
 

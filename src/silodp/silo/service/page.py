@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from silodp.core import verdict
+from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
@@ -184,7 +184,7 @@ class GatePage:
         for q in [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:] if self._judge else []:
             reply = decode_reply(self._ledger.stored(q["query_id"]) or b"", limit=LONGEST_SCORE)
             found = self._judge(reply.value[0].numpy(), reply.event.multiplier) if isinstance(reply, Answer) and self._judge else None
-            words = [verdict.short(found, name) for name in (ACCURACY, BALANCED, AUC)] if found else ["in a total alone", "-", "-"]
+            words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)] if found else ["in a total alone", "-", "-"]
             who = called(self._ledger.path, q["asker"])
             rows.append((q["time"][:16].replace("T", " "), who, *words, f"{rounded_up(100 * q['cost'], 3)} %"))
         if not rows:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from silodp.core import verdict
+from silodp.core import quality
 
 
 def figure(value, noise=0.01, sampling=0.01, **more):
@@ -26,14 +26,14 @@ MAJORITY, USEFUL = row(0.8, 0.5, 0.51), row(0.75, 0.77, 0.85)
 
 
 def test_the_useful_model_is_ranked_before_the_one_that_always_says_the_larger_class():
-    found, why = verdict.ranking({"majority": MAJORITY, "useful": USEFUL})
+    found, why = quality.ranking({"majority": MAJORITY, "useful": USEFUL})
     assert [(s.name, s.place, s.tied) for s in found] == [("useful", 1, ()), ("majority", 2, ())]
     assert "Ranked by AUC" in why
     assert "majority has the smaller error (20.0% against 25.0%), but its AUC is 0.51 against 0.85, no better than guessing." in why
 
 
 def test_models_whose_intervals_overlap_share_a_place_and_it_is_said():
-    found, why = verdict.ranking({"a": row(0.8, 0.7, 0.80), "b": row(0.8, 0.7, 0.82), "c": MAJORITY})
+    found, why = quality.ranking({"a": row(0.8, 0.7, 0.80), "b": row(0.8, 0.7, 0.82), "c": MAJORITY})
     assert [(s.name, s.place) for s in found] == [("b", 1), ("a", 1), ("c", 3)]
     assert found[0].tied == ("a",)
     assert "b cannot be told from a: their 95 % intervals overlap." in why
@@ -41,29 +41,29 @@ def test_models_whose_intervals_overlap_share_a_place_and_it_is_said():
 
 def test_nothing_is_ranked_by_figures_that_differ_or_that_noise_has_drowned():
     number = {"name": "all", "held_out": 9, "figures": {"squared error": figure(1.0)}}
-    assert verdict.ranking({"a": MAJORITY, "b": number})[0] == []
+    assert quality.ranking({"a": MAJORITY, "b": number})[0] == []
     drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
-    found, why = verdict.ranking({"a": MAJORITY, "b": drowned})
+    found, why = quality.ranking({"a": MAJORITY, "b": drowned})
     assert not found
     assert "drowned the AUC of b" in why
 
 
 def test_several_classes_are_ranked_by_balanced_accuracy():
     many = [{**r, "classes": 5, "figures": {k: v for k, v in r["figures"].items() if k != "auc"}} for r in (MAJORITY, USEFUL)]
-    found, why = verdict.ranking({"majority": many[0], "useful": many[1]})
+    found, why = quality.ranking({"majority": many[0], "useful": many[1]})
     assert [s.name for s in found] == ["useful", "majority"]
     assert "Ranked by balanced accuracy" in why
-    assert "guessing has 0.2" in verdict.verdict(many[1])
+    assert "guessing has 0.2" in quality.verdict(many[1])
 
 
 def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads():
-    assert verdict.verdict(MAJORITY).startswith("Nothing shows that the model is better than guessing: AUC 0.51 (0.48-0.54)")
-    assert "always saying the larger class would have: 80.0% of the records are in it" in verdict.verdict(MAJORITY)
-    assert verdict.verdict(USEFUL).startswith("The model tells the classes apart: AUC 0.85 (0.82-0.88)")
-    assert "larger class" not in verdict.verdict(row(0.9, 0.9, 0.95))
+    assert quality.verdict(MAJORITY).startswith("Nothing shows that the model is better than guessing: AUC 0.51 (0.48-0.54)")
+    assert "always saying the larger class would have: 80.0% of the records are in it" in quality.verdict(MAJORITY)
+    assert quality.verdict(USEFUL).startswith("The model tells the classes apart: AUC 0.85 (0.82-0.88)")
+    assert "larger class" not in quality.verdict(row(0.9, 0.9, 0.95))
     drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
-    assert verdict.verdict(drowned) == "How good the model is cannot be said: its AUC is drowned by the noise."
-    assert verdict.verdict({"figures": {"squared error": figure(1.0)}}) == ""
+    assert quality.verdict(drowned) == "How good the model is cannot be said: its AUC is drowned by the noise."
+    assert quality.verdict({"figures": {"squared error": figure(1.0)}}) == ""
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads(
     ],
 )
 def test_calibration_is_said_in_words(off, slope, words):
-    assert words in verdict.verdict(row(0.9, 0.9, 0.95, off=off, slope=slope))
+    assert words in quality.verdict(row(0.9, 0.9, 0.95, off=off, slope=slope))
 
 
 def test_an_interval_holds_noise_and_sampling_together_and_stays_within_what_a_share_can_be():
-    assert verdict.interval("auc", figure(0.5, noise=0.03, sampling=0.04)) == pytest.approx((0.5 - 0.0987, 0.5 + 0.0987), abs=1e-3)
-    assert verdict.interval("auc", figure(0.99, noise=0.03))[1] == 1.0
-    assert verdict.interval("loss", figure(0.01, noise=0.03))[0] == 0.0
-    assert verdict.interval("calibration in the large", figure(-0.1))[0] < -0.1
-    assert verdict.short(row(0.9, 0.9, 0.95), "calibration in the large") == "0 (-0.028 to 0.028)"
-    assert verdict.short({"figures": {}}, "auc") == "-"
+    assert quality.interval("auc", figure(0.5, noise=0.03, sampling=0.04)) == pytest.approx((0.5 - 0.0987, 0.5 + 0.0987), abs=1e-3)
+    assert quality.interval("auc", figure(0.99, noise=0.03))[1] == 1.0
+    assert quality.interval("loss", figure(0.01, noise=0.03))[0] == 0.0
+    assert quality.interval("calibration in the large", figure(-0.1))[0] < -0.1
+    assert quality.short(row(0.9, 0.9, 0.95), "calibration in the large") == "0 (-0.028 to 0.028)"
+    assert quality.short({"figures": {}}, "auc") == "-"

@@ -20,7 +20,8 @@ from silodp.core.weights import Weights
 from silodp.host.extension import load
 from silodp.lab.simulation import connect
 from silodp.server.advice import Facts, choose, kinds_of
-from silodp.server.advice.candidates import Effort
+from silodp.server.advice.candidates import Batch, Effort
+from silodp.server.advice.chooser import Search
 from silodp.server.advice.pool import Pool, noise_of
 from silodp.server.advice.trusts import compared
 from silodp.server.advice.words import lines, settings_file
@@ -179,6 +180,23 @@ def test_trusts_are_compared_and_the_least_that_comes_close_is_advised():
     assert errors["central"] <= errors["shuffle"] + 0.02 < errors["isrl"]
     assert poor["advised"] == "masks"
     assert [row["records"] for row in poor["gives_up"]] == [60]
+
+
+@pytest.mark.parametrize(("colluding", "least", "drops"), [(0, None, 0.0), (1, None, 0.0), (2, None, 0.0), (1, 3, 0.25)])
+def test_totals_are_tried_at_the_noise_of_their_plan_whoever_may_collude(colluding, least, drops):
+    """Within a sixth of the real plan's, whose accountant costs a little more or less than the usual; silos of other sizes would be twice off."""
+    order = Order(epsilon=("2",), trust="masks", colluding=colluding, least=least, drops=drops)
+    batch = Batch("logistic", "momentum", 8, ({"clip": 1.0, "step": 1.0, "momentum": 0.5},))
+    tried = Search(order, facts(), load, QUICK)._noise_of(batch)["minibatch"]
+    asked = replace(order, algorithm="momentum", model="logistic", rounds=8, clip=1.0, step=1.0, momentum=0.5)
+    planned = prepare(asked, facts().names, CLINICS, dimension=20).plan.mechanisms["minibatch"]
+    coins = sum(CLINICS) * (int(planned.noise_bits) / 4 + 1 / 4)
+    assert tried == pytest.approx(2 / int(planned.levels) * math.sqrt(coins) / sum(CLINICS), rel=1 / 6)
+
+
+def test_too_many_colluders_are_refused_when_a_total_is_tried_as_when_it_is_planned():
+    with pytest.raises(BadInput, match="nobody to hide among"):
+        choose(Order(epsilon=("2",), trust="masks", colluding=3), facts(), effort=QUICK)
 
 
 def test_too_few_records_are_told_how_many_would_do():

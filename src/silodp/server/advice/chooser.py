@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.order import Order, targets
-from silodp.server.prepare import prepare
+from silodp.server.prepare import asked_at_least, least_of, prepare
 
 FINALISTS = 16
 """How many candidates are looked at again on fresh records."""
@@ -220,7 +220,8 @@ class Search:
         if key not in self._noise:
             facts, order = self.facts, self._settled(batch)
             made = prepare(order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled)
-            factor = (TOTALS if self.order.totals else 1.0) * _fewer(made.participation())
+            who = made.participation()
+            factor = _fewer(who) * (_of_totals(self.order, facts.counts, who) if self.order.totals else 1.0)
             self._noise[key] = {kind: factor * std for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()}
         return self._noise[key]
 
@@ -330,6 +331,14 @@ def _weights(order: Order, facts: Facts) -> str:
     """By records, and by precision where the silos' budgets differ."""
     budgets = facts.budgets or targets(order, facts.names, facts.counts)
     return "precision" if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1 else "records"
+
+
+def _of_totals(order: Order, counts: Sequence[int], who: Any) -> float:
+    """How much more noise a total has than a curator's mean: the price counts on the smallest silos of the least cohort, less those who may
+    collude, and on so many questions asked again. Refused where that leaves nobody to hide among."""
+    least = least_of(order, who)
+    released = sum(sorted(counts)[: least - order.colluding])
+    return TOTALS * math.sqrt((1 + order.drops) * sum(counts) * asked_at_least(who) / (who.silos * released))
 
 
 def _fewer(who: Any) -> float:

@@ -216,6 +216,18 @@ def test_a_silo_without_budget_retires_and_other_refusals_are_of_one_question(th
     assert channel.retired == ({} if later else {"silo-0": code})
 
 
+def test_gates_of_an_older_version_end_the_run_in_a_sentence(three):
+    problem, records = three
+    channel, silos, _ = connect(problem, records, quorum=2)
+    for silo in silos[:2]:
+        silo.trick = lambda silo, frame, reply: Refusal("version")
+    with pytest.raises(
+        StopRun,
+        match=r"1 of 3 silos answered question 1, and 2 must \(silo-0 version, silo-1 version\)\. \(version\): it speaks an older version",
+    ):
+        channel.ask(gradient(problem), range(3))
+
+
 def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_it_does_not(three, tmp_path):
     problem, records = three
     journal = Journal(tmp_path / "journal", "run", "c")

@@ -16,6 +16,8 @@ MOVED = (
     "the ledger goes on with what it has spent"
 )
 """Of a gate that refuses with "model"."""
+OLDER = "it speaks an older version of the protocol than this server: upgrade its gate first, then resume; docs/deploy.md says which versions talk to each other"
+"""Of a gate that refuses with "version"."""
 
 
 def approves(card: Card) -> str:

@@ -24,7 +24,7 @@ from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.core.sampling import Sampling
-from silodp.server.approval import MOVED, approves
+from silodp.server.approval import MOVED, OLDER, approves
 from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, believed
 from silodp.server.plan import Plan
 
@@ -189,6 +189,8 @@ class Holds:
         }
         if reply.code == "model":
             return f"the run cannot start: silo {name} does not answer about {approves(card)}: {MOVED}; nothing was charged"
+        if reply.code == "version":
+            return f"the run cannot start: silo {name} does not understand this server: {OLDER}; nothing was charged"
         if reply.code not in said:
             return f"the run cannot start: silo {name} refuses to hold what it needs ({reply.code}); nothing was charged"
         why, advice = said[reply.code]

@@ -23,7 +23,7 @@ from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.query import Query
-from silodp.server.approval import MOVED
+from silodp.server.approval import MOVED, OLDER
 from silodp.server.asking import Carrier, Sending, Timeouts, believed
 from silodp.server.federation import Absent, StopRun
 from silodp.server.journal import Journal, Round
@@ -165,8 +165,7 @@ class Remote:
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
-            moved = f". (model): {MOVED}" if "model" in self.retired.values() else ""
-            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{moved}")
+            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{_why(self.retired)}")
         self._before()
         self.pending = query.event(), tuple(frames)
         answers, replies, dropped = self._collect(
@@ -205,7 +204,9 @@ class Remote:
             raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
         if len(answers) < need:
             number = self._sequence + 1
-            raise StopRun(f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)})")
+            raise StopRun(
+                f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)}){_why(dropped)}"
+            )
         return answers, replies, dropped
 
     def _present(self, frames: Mapping[str, bytes]) -> list[str]:
@@ -264,3 +265,8 @@ def _digests(frames: Mapping[str, bytes]) -> dict[str, str]:
 
 def _list(codes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {code}" for name, code in codes.items())
+
+
+def _why(codes: Mapping[str, str]) -> str:
+    """What is to be done about refusals that somebody has to do something about."""
+    return "".join(f". ({code}): {words}" for code, words in (("model", MOVED), ("version", OLDER)) if code in codes.values())

@@ -110,7 +110,7 @@ def test_a_signed_body_is_read_in_one_spelling_or_not_at_all():
                     bad += generator.randbytes(generator.randint(1, 60))
                 else:
                     bad[i:i] = bad[:i]
-            sent = frames.sign_frame(magic, frames.VERSION, bytes(bad), KEY)
+            sent = frames.sign_frame(magic, frames.COMMON, bytes(bad), KEY)
             with contextlib.suppress(Refused):
                 assert encode(decode(sent, limit=LIMIT, **options), KEY) == sent
                 read += 1
@@ -122,7 +122,7 @@ def test_junk_is_refused_with_a_code(seed):
     generator = random.Random(seed)
     for _ in range(500):
         junk = generator.randbytes(generator.randint(0, 300))
-        for start in (b"", REQUEST, *(magic + bytes([frames.VERSION]) for magic in (REQUEST, OUTCOME))):
+        for start in (b"", REQUEST, *(magic + bytes([frames.COMMON]) for magic in (REQUEST, OUTCOME))):
             assert code(decode_request, start + junk) in ("malformed", "version", "signature")
             assert code(decode_outcome, start + junk, shuffler_key=NAME) in ("malformed", "version", "signature")
 

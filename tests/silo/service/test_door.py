@@ -19,7 +19,7 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, Renyi
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.core.protocol import codec
+from silodp.core.protocol import codec, frames
 from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
@@ -376,3 +376,19 @@ def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_ba
 
     monkeypatch.setattr(QueryLedger, "charge", interrupted)
     assert code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"
+
+
+def test_a_server_of_the_version_before_reads_every_reply_and_an_older_gate_refuses_without_a_charge(tmp_path, monkeypatch):
+    """Version 3 has packed answers: whoever asks in 2 would call one malformed."""
+    door, ledger = silo(tmp_path)
+    query = Query(Grad(W), Gaussian("anchor", 1.0, 20.0))
+    old, new = (encode_query(Envelope(POLICY.silo, "run-1", f"q{v}", POLICY.definition, query, version=v), SERVER) for v in (2, 3))
+    plain, packed, refused = door.handle(old), door.handle(new), door.handle(b"SDPQ" + bytes([9]) + old[5:])
+    assert (plain[4], packed[4], refused[4]) == (2, 3, 2)
+    assert (b'"packed"' in plain, b"packed" in packed) == (False, True)
+    assert len(list(ledger.entries())) == 4
+    monkeypatch.setattr(frames, "SPOKEN", (2,))  # as before
+    assert isinstance(decode_reply(plain, limit=door.limit, silo_key=SILO_KEY), Answer)
+    assert decode_reply(refused, limit=door.limit, silo_key=SILO_KEY) == Refusal("version")
+    assert decode_reply(door.handle(new), limit=door.limit, silo_key=SILO_KEY) == Refusal("version")
+    assert len(list(ledger.entries())) == 4, "nothing was charged"

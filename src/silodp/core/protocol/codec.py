@@ -39,8 +39,8 @@ from silodp.core.protocol.canonical import (
     write_mechanism,
     write_named,
 )
+from silodp.core.protocol.frames import COMMON, VERSION, open_frame, open_signed, sign_frame
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
-from silodp.core.protocol.frames import VERSION, open_frame, open_signed, sign_frame
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import SAMPLINGS
@@ -69,6 +69,7 @@ class Envelope:
     cohort: bytes = b""
     """Of a masked query: how often the round was asked before, and the table of its cohort (core.protocol.masks)."""
     version: int = VERSION
+    """Of the frame; 2 from a server that reads no packed answers."""
 
     @property
     def shuffle_round(self) -> str:
@@ -130,7 +131,8 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
     signature holds. Whether the values make sense, and whether the asker is anybody, is for the policy and the gate to say.
     """
     body, key = open_signed(frame, QUERY, limit)
-    return _parsed(body, _read_query, lambda envelope, came: _query_body(envelope)), key, hashlib.sha256(body).hexdigest()
+    envelope = _parsed(body, _read_query, lambda envelope, came: _query_body(envelope))
+    return dataclasses.replace(envelope, version=frame[4]), key, hashlib.sha256(body).hexdigest()
 
 
 def _query_body(envelope: Envelope) -> bytes:
@@ -166,7 +168,8 @@ def _read_query(fields: dict, tensors: Tensors) -> Envelope:
 
 def encode_reply(reply: Answer | Sealed | Refusal, private_key: Ed25519PrivateKey | None = None) -> bytes:
     """The frame of an answer or a refusal, signed by the silo where it has a key. Its length tells nothing but d and public names."""
-    return sign_frame(REPLY, VERSION, _reply_body(reply), private_key)
+    packed = isinstance(reply, Answer) and reply.packing
+    return sign_frame(REPLY, VERSION if packed else COMMON, _reply_body(reply), private_key)
 
 
 def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> Answer | Sealed | Refusal:

@@ -1,6 +1,9 @@
 """The outside of every message here: magic (4) | version (1) | Ed25519 public key (32) | signature (64) | body length (8) | body.
 
 The length is little-endian; the signature covers magic, version and body. What a body says is for others to read, and only after this.
+
+Version 3 has packed answers (`packing`), and nothing else that 2 has not. A server asks in its own version, so that an older gate says "version" before
+anything is charged; a gate packs an answer only for a server that has asked in 3, and says everything else in 2, which all can read.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from silodp.core.errors import Refused
 
-VERSION = 2
+VERSION = 3
+COMMON = 2
+"""The version of everything that 3 has not changed."""
+SPOKEN = (COMMON, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 
@@ -33,7 +39,7 @@ def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | Non
         raise Refused("size")
     if len(frame) < OVERHEAD or frame[:4] != magic:
         raise Refused("malformed")
-    if frame[4] != VERSION:
+    if frame[4] not in SPOKEN:
         raise Refused("version")
     key, signature, body = frame[5:37], frame[37:101], frame[OVERHEAD:]
     if int.from_bytes(frame[101:OVERHEAD], "little") != len(body):

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput
 from silodp.core.protocol.canonical import as_json, hexhash, name
-from silodp.core.protocol.frames import OVERHEAD, VERSION, open_by, open_signed, sign_frame
+from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, sign_frame
 from silodp.core.protocol.masks import Row
 from silodp.core.protocol.quote import parsed
 
@@ -52,7 +52,7 @@ def decode_key_request(frame: bytes) -> tuple[KeyRequest, str, str]:
 
 
 def encode_offer(offer: Offer, private_key: Ed25519PrivateKey | None) -> bytes:
-    return sign_frame(OFFER, VERSION, _offer_body(offer), private_key)
+    return sign_frame(OFFER, COMMON, _offer_body(offer), private_key)
 
 
 def decode_offer(frame: bytes, *, silo_key: str) -> Offer:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.protocol.canonical import as_json, hexhash, integer, name, read_event, real, write_event
-from silodp.core.protocol.frames import OVERHEAD, VERSION, open_by, open_signed, sign_frame
+from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, sign_frame
 
 HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18
@@ -89,7 +89,7 @@ def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
 
 
 def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
-    return sign_frame(HELD, VERSION, _reply_body(reply), private_key)
+    return sign_frame(HELD, COMMON, _reply_body(reply), private_key)
 
 
 def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:

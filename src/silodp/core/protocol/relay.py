@@ -96,7 +96,7 @@ def outcome_length(dimension: int, boxes: int) -> int:
 
 
 def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.sign_frame(REQUEST, frames.VERSION, _request_body(request), private_key)
+    return frames.sign_frame(REQUEST, frames.COMMON, _request_body(request), private_key)
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
@@ -106,7 +106,7 @@ def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
 
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.sign_frame(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
+    return frames.sign_frame(OUTCOME, frames.COMMON, _outcome_body(outcome), private_key)
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:

@@ -31,6 +31,7 @@ from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
+from silodp.core.protocol.frames import COMMON
 from silodp.core.protocol.masks import ROW
 from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
 from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
@@ -176,7 +177,14 @@ class Door:
         answer = (
             Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
             if release.event.total
-            else Answer(*names, release.value[0], cast(Event, release.event), count, head, self._exact.packing(query))
+            else Answer(
+                *names,
+                release.value[0],
+                cast(Event, release.event),
+                count,
+                head,
+                self._exact.packing(query) if envelope.version > COMMON else None,
+            )
         )
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()

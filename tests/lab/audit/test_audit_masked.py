@@ -10,7 +10,8 @@ CAUGHT_BY = {
     "mask reused between queries": "masks", "counts without masks": "masks", "cohort not checked": "tables", "unpinned key accepted": "tables",
     "unsigned key accepted": "tables", "noise of absent silos counted": "tables", "noise of colluding silos counted": "tables",
     "own noise not checked": "tables", "same counts under two cohorts": "two cohorts", "wrap-around not checked": "tables",
-    "keys that outlive a restart": "masks", "attempts without end": "two cohorts",
+    "keys that outlive a restart": "masks", "keys that outlive their answer": "masks",
+    "attempts without end": "two cohorts",
 }  # fmt: skip
 
 

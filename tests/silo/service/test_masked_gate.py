@@ -143,18 +143,20 @@ def test_a_repeated_question_gets_the_same_bytes_and_no_second_charge_also_after
     assert silo.charged() == 1
 
 
-def test_one_table_is_answered_once_whatever_the_query_id(silo):
+def test_one_table_is_answered_once_whatever_the_query_id(silo, monkeypatch):
     own = silo.row()
-    assert [silo.code(asked(own, query_id=name)) for name in ("q1", "q2")] == ["answered", "round"]
+    monkeypatch.setattr(exact.Exact, "answer", lambda *_: (_ for _ in ()).throw(OSError))  # charged, and not answered: its key is kept
+    assert silo.code(asked(own, query_id="q1")) == "internal"
+    monkeypatch.undo()
+    assert [silo.code(asked(own, query_id=name)) for name in ("q2", "q1", "q2")] == ["round", "answered", "epoch"]
+    assert silo.charged() == 1
 
 
 def test_two_cohorts_of_a_round_get_fresh_noise_each_at_its_price(silo):
     """Never two tables over one draw: with the same counts in both, the difference of two totals would be plain."""
-    own = silo.row()
-    tables = [OTHERS, OTHERS[:2]]
-    envelopes = [asked(own, query_id=f"q{i}", others=some, attempt=i, contributions=100) for i, some in enumerate(tables)]
     totals = []
-    for envelope, some in zip(envelopes, tables, strict=True):
+    for i, some in enumerate([OTHERS, OTHERS[:2]]):
+        envelope = asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100)
         got = silo.ask(envelope)
         assert isinstance(got, Sealed)
         totals.append(masks.add_masked([got.box, *(other.answer(envelope) for other in some)], 32))
@@ -229,13 +231,27 @@ def test_a_key_is_in_memory_alone_and_the_oldest_of_many_is_forgotten(silo):
     assert silo.code(asked(own)) == "epoch"
 
 
-def test_a_round_is_asked_no_more_often_than_the_policy_says(silo):
+def test_a_key_is_for_one_answer_and_gone_once_that_is_stored(silo):
+    """Whoever looks into the process afterwards finds no key to what was sent, and no second question is answered under it; a retry still is."""
     own = silo.row()
+    first = asked(own)
+    reply = silo.ask(first)
+    assert isinstance(reply, Sealed)
+    (run,) = silo.door._masks._runs.values()
+    assert (run.key, run.row) == (None, None)
+    assert silo.code(asked(own, query_id="q2", round="1")) == "epoch"
+    assert silo.charged() == 1
+    assert silo.ask(first).box == reply.box  # type: ignore[union-attr]
+    assert silo.row().key != own.key
+    assert silo.code(asked(silo.row(), query_id="q2", round="1")) == "answered"
+
+
+def test_a_round_is_asked_no_more_often_than_the_policy_says(silo):
     smaller = [OTHERS, OTHERS[:2], OTHERS[1:]]
-    codes = [silo.code(asked(own, query_id=f"q{i}", others=some, attempt=i, contributions=100)) for i, some in enumerate(smaller)]
+    codes = [silo.code(asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100)) for i, some in enumerate(smaller)]
     assert codes == ["answered", "answered", "attempts"]
     assert silo.charged() == 2
-    assert silo.code(asked(own, query_id="q9", round="1")) == "answered"
+    assert silo.code(asked(silo.row(), query_id="q9", round="1")) == "answered"
 
 
 def test_the_limit_on_what_all_others_learn_is_a_filter(tmp_path):

@@ -4,7 +4,7 @@ Of two members the one with the smaller identity adds the vector of the pair and
 cohort they cancel. Any set of answers that lacks an honest member's is pseudorandom to whoever lacks that member's keys (X25519 as a random
 oracle's Diffie-Hellman, HKDF, ChaCha20): what is promised of masked totals is computational differential privacy.
 
-A member is an Ed25519 identity, which officers have pinned, and an X25519 key, which its gate made for one run and keeps in memory alone; the
+A member is an Ed25519 identity, which officers have pinned, and an X25519 key, which its gate made for one answer and keeps in memory alone; the
 identity signs the key, for one problem, run and epoch (one life of the gate's process). The table of the cohort is in the query, and the query's
 digest in every pair's key, so two members share a vector only if they saw one and the same question: same table, noise, point, clip, round, attempt.
 
@@ -43,7 +43,7 @@ MOST_TRIALS = 2**53
 
 @dataclass(frozen=True)
 class Row:
-    """A member of a cohort: who it is, the key that it made for this run, and how many coins of noise it tosses for each coordinate."""
+    """A member of a cohort: who it is, the key that it made for this run and its next answer, and how many coins of noise it tosses for each coordinate."""
 
     identity: bytes
     epoch: bytes

@@ -84,7 +84,7 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("masks")
 def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Every answer is masked, and no two by the same masks; a retry is the same bytes; no question of an old epoch is answered."""
+    """Every answer is masked, and no two by the same masks; a retry is the same bytes; no key outlives its answer, and no epoch."""
     silo = Hidden(folder, pipeline)
     found = []
     for i in range(2):
@@ -106,6 +106,9 @@ def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
     silo.restart()
     if silo.reply(before) is not None:
         raise Caught("after a restart a question is answered that names a key of the process before")
+    last = silo.asked("last", round="8")
+    if silo.reply(last) is None or silo.own().key in {row.key for row in read_table(last.cohort)}:
+        raise Caught("a key is kept after the answer that it was made for")
 
 
 @MASKED.probe("two cohorts")

@@ -188,6 +188,8 @@ class Door:
         )
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
+        if query.mechanism.masked and self._masks:
+            self._masks.forget(asker, envelope.run)
         return stored
 
     def _hold(self, frame: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A gate's part in masked totals: the officer's table [masks], the keys of runs, and what must hold before anything is charged.
 
-Keys are made for one run in one life of the process (an epoch), and are in memory alone: after a restart no old question can be answered that was
-not answered before, under its charge or another.
+A key is made for one answer, of one run in one life of the process (an epoch). It is in memory alone, and gone from there once that answer is
+stored: who breaks in later finds no key to anything that was sent, and after a restart no old question can be answered that was not before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from silodp.host.atomic import write
 from silodp.host.tables import check_number, check_text, check_whole, of_table, read_toml, table_text, toml
 
 RUNS = 64
-"""Runs of one asker for which a gate keeps keys at once; of more the oldest are forgotten, and ask for a key again."""
+"""Runs of one asker that a gate remembers at once; of more the oldest are forgotten, with keys that no answer has used, and ask for a key again."""
 COMMENTS = {
     "members": 'The other silos that may be in a total with this one: "NAME KEY" each, by `silodp silo trust`, once its words were read over the telephone.',
     "colluding": "How many of them may tell the server their noise: epsilon holds against so many and the server together.",
@@ -104,8 +104,9 @@ def pin(path: Path, members: Iterable[str]) -> Masking:
 
 @dataclass
 class _Run:
-    key: X25519PrivateKey
-    row: Row
+    key: X25519PrivateKey | None = None
+    """None once an answer has used it."""
+    row: Row | None = None
     asked: dict[str, set[str]] = field(default_factory=dict)
     """By round: the digests of its attempts."""
 
@@ -123,15 +124,22 @@ class Masker:
             raise BadInput("policy: members names this silo's own key; it must list the others")
 
     def offer(self, asker: str, run: str) -> Row:
-        """The silo's key for this run: the same until the gate stops."""
+        """The silo's key for the next answer in this run: the same until there is one, or the gate stops."""
         if (asker, run) not in self._runs:
             mine = [who for who in self._runs if who[0] == asker]
             if len(mine) >= RUNS:
                 del self._runs[mine[0]]
-            key = X25519PrivateKey.generate()
-            row = offered(self._identity, key, definition=self._definition, run=run, epoch=self._epoch)
-            self._runs[asker, run] = _Run(key, row)
-        return self._runs[asker, run].row
+            self._runs[asker, run] = _Run()
+        kept = self._runs[asker, run]
+        if kept.key is None or kept.row is None:
+            kept.key = X25519PrivateKey.generate()
+            kept.row = offered(self._identity, kept.key, definition=self._definition, run=run, epoch=self._epoch)
+        return kept.row
+
+    def forget(self, asker: str, run: str) -> None:
+        """The key is gone: its answer is stored. The next question needs, and its key round gets, another."""
+        if kept := self._runs.get((asker, run)):
+            kept.key = kept.row = None
 
     def check(self, envelope: Envelope, own: int) -> None:
         """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the price does. A function of query and policy."""
@@ -153,10 +161,10 @@ class Masker:
             raise Refused("modulus")
 
     def begin(self, asker: str, envelope: Envelope) -> None:
-        """Refuses, before any charge, a table with another key of this silo than that of this run and epoch, one in which a key has no secret with it,
-        and one attempt too many at a round."""
-        run, rows = self._runs.get((asker, envelope.run)), read_table(envelope.cohort)
-        if run is None or not any(row.key == run.row.key for row in rows if row.identity == self._own):
+        """Refuses, before any charge, a table with another key of this silo than that which is kept for this run, one in which a key has no secret
+        with it, and one attempt too many at a round."""
+        run, rows = self._runs.get((asker, envelope.run), _Run()), read_table(envelope.cohort)
+        if not (run.key and run.row) or not any(row.key == run.row.key for row in rows if row.identity == self._own):
             raise Refused("epoch")
         for row in rows:
             if row.identity != self._own:
@@ -168,6 +176,7 @@ class Masker:
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         """The counts under the masks of this question's cohort: all that leaves."""
-        asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
+        asked, rows, own = envelope.query.mechanism, read_table(envelope.cohort), self._runs[asker, envelope.run].key
+        assert own is not None
         (mine,) = (row for row in rows if row.identity == self._own)
-        return masked(counts, self._runs[asker, envelope.run].key, mine, rows, envelope.shuffle_round, asked.modulus)
+        return masked(counts, own, mine, rows, envelope.shuffle_round, asked.modulus)

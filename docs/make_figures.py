@@ -21,7 +21,7 @@ from silodp.silo.data.datasets import DATASETS
 from silodp.testing.evaluate import training_loss
 
 ROUNDS, EPSILON, SEEDS = 25, 1.0, range(20)
-STEP = {"adam": 0.05, "local-sgd": 0.25, "scaffold": 0.25, "momentum": 0.1}
+STEP = {"adam": 0.05, "local-sgd": 0.25, "scaffold": 0.25, "momentum": 0.1, "diff2-local": 0.25, "accelerated": 0.1, "localized": 0.1}
 CLIP = 1.0
 
 

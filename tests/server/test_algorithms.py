@@ -54,10 +54,13 @@ LONG = {
     "spider": {"rounds": 120, "phase": 5, "slope": 1.0},
     "spider-alternate": {"rounds": 60, "slope": 1.0},
     "diff2": {"rounds": 120, "phase": 5, "slope": 1.0},
+    "diff2-local": {"rounds": 120, "phase": 5, "local_steps": 1, "slope": 1.0},
     "scaffold": {"rounds": 120, "local_steps": 3},
     "momentum": {"rounds": 120, "momentum": 0.9},
     "adam": {"rounds": 600, "momentum": 0.9},
     "disk": {"rounds": 120, "kappa": 0.4},
+    "accelerated": {"rounds": 240, "restarts": 4, "strong": 0.0},
+    "localized": {"rounds": 240, "stages": 2, "pull": 1e-5, "growth": 8.0},
 }
 SHORT = {
     "prox-sgd": ({"rounds": 6}, 6),
@@ -68,10 +71,13 @@ SHORT = {
     "spider": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
     "spider-alternate": ({"rounds": 3, "slope": 1.0}, 6),
     "diff2": ({"rounds": 7, "phase": 3, "slope": 1.0}, 7),
+    "diff2-local": ({"rounds": 5, "phase": 3, "local_steps": 3, "slope": 1.0}, 5),
     "scaffold": ({"rounds": 4, "local_steps": 3}, 4),
     "momentum": ({"rounds": 6, "momentum": 0.9}, 6),
     "adam": ({"rounds": 6, "momentum": 0.9}, 6),
     "disk": ({"rounds": 6, "kappa": 0.4}, 6),
+    "accelerated": ({"rounds": 6, "restarts": 2, "strong": 0.1}, 6),
+    "localized": ({"rounds": 6, "stages": 2, "pull": 0.1, "growth": 8.0}, 6),
 }
 STEPS = {"adam": 0.02}
 """Of those whose step is not measured in 1 / beta."""

@@ -24,10 +24,13 @@ SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "
         ("spider", {"rounds": 24, "phase": 4, "slope": 0.5, "form": "move"}),
         ("spider-alternate", {"rounds": 24, "slope": 0.5, "form": "move"}),
         ("diff2", {"rounds": 24, "phase": 4, "slope": 0.5}),
+        ("diff2-local", {"rounds": 24, "phase": 4, "local_steps": 3, "slope": 0.5}),
         ("scaffold", {"rounds": 24, "local_steps": 3}),
         ("momentum", {"rounds": 24, "momentum": 0.8}),
         ("adam", {"rounds": 24, "momentum": 0.8, "decay": 0.999, "floor": 1e-8}),
         ("disk", {"rounds": 24, "kappa": 0.6}),
+        ("accelerated", {"rounds": 24, "restarts": 2, "strong": 0.0}),
+        ("localized", {"rounds": 24, "stages": 3, "pull": 0.01, "growth": 8.0}),
     ],
 )
 def test_an_algorithm_takes_its_own_settings_and_no_others(name, taken):
@@ -51,6 +54,8 @@ def test_every_algorithm_is_found_by_its_name():
         ("spider", {"slope": math.nan}, r"^slope is nan; it must be greater than 0"),
         ("spider", {"phase": 25}, r"^phase is 25 but there are only 24 rounds; choose a phase between 1 and 24$"),
         ("prox-svrg", {"inner": 25}, r"^24 rounds are less than one epoch of 25 inner steps; use fewer inner steps or more rounds$"),
+        ("accelerated", {"restarts": 25}, r"^24 rounds are fewer than 25 restarts; use fewer restarts or more rounds$"),
+        ("localized", {"pull": -1.0}, r"^pull is -1; it must be 0 or more, and finite$"),
         ("diff2", {"slope": math.inf}, r"^slope is inf, but diff2 has no other bound on a difference; give a finite slope, or use spider$"),
         ("momentum", {"momentum": 1.0}, r"^momentum is 1; it must be 0 or more, and less than 1$"),
         ("adam", {"momentum": -0.1}, r"^momentum is -0.1; it must be 0 or more"),
@@ -71,7 +76,7 @@ def test_a_phase_matters_only_to_those_who_have_one():
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
     with pytest.raises(
-        BadInput, match=r"^algorithm 'lamb' is unknown; choose one of adam, diff2, .*, spider-alternate, or give FILE.py:NAME$"
+        BadInput, match=r"^algorithm 'lamb' is unknown; choose one of accelerated, adam, diff2, .*, spider-alternate, or give FILE.py:NAME$"
     ):
         find("lamb")
 
@@ -165,7 +170,9 @@ def test_each_kind_has_one_sampling(text):
         samplings_by_name(text, find("spider"), 24)
 
 
-@pytest.mark.parametrize("name", ["local-sgd", "scaffold", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2"])
+@pytest.mark.parametrize(
+    "name", ["local-sgd", "scaffold", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2", "diff2-local"]
+)
 def test_disjoint_batches_are_refused_where_records_are_needed_again(name):
     with pytest.raises(BadInput, match=rf"^{name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd$"):
         sampling_by_name("disjoint", find(name), 24)

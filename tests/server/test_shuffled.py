@@ -29,7 +29,20 @@ from silodp.silo.data.records import Records
 from silodp.testing.federation import simulated_federation
 from silodp.wire.inprocess import Total
 
-SDP = ("prox-sgd", "mb-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate", "diff2", "momentum", "adam", "disk")
+SDP = (
+    "prox-sgd",
+    "mb-sgd",
+    "prox-svrg",
+    "prox-pl-svrg",
+    "spider",
+    "spider-alternate",
+    "diff2",
+    "momentum",
+    "adam",
+    "disk",
+    "accelerated",
+    "localized",
+)
 COUNTS = (200, 200, 200, 120)
 PROBLEM = Problem(nn.Sequential(nn.Linear(4, 2)), cross_entropy)
 RNG = np.random.default_rng(0)

@@ -36,7 +36,7 @@ AlgorithmName = Annotated[
     str,
     typer.Option(
         "--algorithm",
-        help="auto (chosen from public facts, with model, rounds, step, clip and weights, as far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, scaffold, momentum, adam, disk, or FILE.py:NAME.",
+        help="auto (chosen from public facts, with model, rounds, step, clip and weights, as far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, accelerated, localized, or FILE.py:NAME.",
     ),
 ]
 Rounds = Annotated[int, typer.Option(help="Communication rounds R; 25 with an --algorithm.")]
@@ -74,16 +74,16 @@ ORDER: dict[str, Any] = {
     "colluding": Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks: epsilon holds against them all.")],
     "drops": Drops,
     "rounds": Rounds,
-    "phase": Annotated[int, typer.Option(help="Phase q of spider and diff2: a fresh anchor every q rounds.")],
+    "phase": Annotated[int, typer.Option(help="Phase q of spider, diff2 and diff2-local: a fresh anchor every q rounds.")],
     "settings": Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated.")
     ],
     "step": Annotated[float, typer.Option(help="Step size; 0.5 with an --algorithm.")],
     "clip": Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm; 1 with an --algorithm.")],
     "slope": Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")],
-    "local_steps": Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd and scaffold.")],
+    "local_steps": Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd, scaffold and diff2-local.")],
     "inner": Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")],
-    "restarts": Annotated[int, typer.Option(help="Restarts of prox-pl-svrg.")],
+    "restarts": Annotated[int, typer.Option(help="Restarts of prox-pl-svrg, stages of accelerated.")],
     "momentum": Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam; 0.9 with an --algorithm.")],
     "kappa": Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")],
     "sampling": Annotated[

@@ -27,11 +27,12 @@ KINDS = {
 }
 WORDS = {
     "spider": "SPIDER", "mb-sgd": "MB-SGD", "local-sgd": "Local SGD", "diff2": "DIFF2", "scaffold": "DP-SCAFFOLD", "disk": "DiSK",
+    "diff2-local": "DIFF2 with local steps", "accelerated": "Accelerated MB-SGD", "localized": "Localized MB-SGD",
     "momentum": "MB-SGD with momentum", "adam": "MB-SGD with Adam", "balanced": "MB-SGD, half of the silos in turn",
 }  # fmt: skip
 TAKEN = {
-    "phase": ("spider", "diff2"), "slope": ("spider", "spider-alternate", "diff2", "prox-svrg", "prox-pl-svrg"),
-    "local_steps": ("local-sgd", "scaffold"), "inner": ("prox-svrg", "prox-pl-svrg"), "restarts": ("prox-pl-svrg",),
+    "phase": ("spider", "diff2", "diff2-local"), "slope": ("spider", "spider-alternate", "diff2", "diff2-local", "prox-svrg", "prox-pl-svrg"),
+    "local_steps": ("local-sgd", "scaffold", "diff2-local"), "inner": ("prox-svrg", "prox-pl-svrg"), "restarts": ("prox-pl-svrg", "accelerated"),
     "momentum": ("momentum", "adam"), "kappa": ("disk",),
 }  # fmt: skip
 """Which algorithms take a setting of an order over a network."""

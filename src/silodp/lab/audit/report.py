@@ -46,10 +46,13 @@ SETTINGS: dict[str, dict[str, float]] = {
     "prox-pl-svrg": {"restarts": 2, "rounds": 6, "inner": 3, "slope": 1.0},
     "spider-alternate": {"rounds": 3, "slope": 1.0},
     "diff2": {"rounds": 6, "phase": 3, "slope": 1.0},
+    "diff2-local": {"rounds": 4, "phase": 2, "local_steps": 2, "slope": 1.0},
     "scaffold": {"rounds": 3, "local_steps": 2},
     "momentum": {"rounds": 4, "momentum": 0.5},
     "adam": {"rounds": 4, "momentum": 0.9},
     "disk": {"rounds": 4, "kappa": 0.7},
+    "accelerated": {"rounds": 4, "restarts": 2, "strong": 0.1},
+    "localized": {"rounds": 4, "stages": 2, "pull": 0.1, "growth": 8.0},
     "one-shot": {},
 }
 SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}

@@ -23,7 +23,8 @@ from silodp.server.order import Order
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 
 PAPER = ("spider", "mb-sgd", "local-sgd", "spider-paper", "mb-sgd-paper", "local-sgd-paper", "spider-open", "mb-sgd-open", "local-sgd-open")
-RIVALS = ("spider-paper", "mb-sgd", "local-sgd", "spider-diff", "diff2", "scaffold", "disk", "momentum", "adam", "balanced")
+RIVALS = ("spider-paper", "mb-sgd", "local-sgd", "spider-diff", "diff2", "scaffold", "disk", "momentum", "adam", "balanced",
+          "diff2-local", "accelerated", "localized")  # fmt: skip
 
 CURVES = {
     "spider": "SPIDER, exact accounting, best of both forms (phase 1 is MB-SGD)",
@@ -39,6 +40,9 @@ CURVES = {
     "mb-sgd-open": "MB-SGD, not private",
     "local-sgd-open": "Local SGD, not private",
     "diff2": "DIFF2",
+    "diff2-local": "DIFF2, local steps",
+    "accelerated": "Accelerated MB-SGD",
+    "localized": "Localized MB-SGD",
     "scaffold": "DP-SCAFFOLD",
     "disk": "DiSK",
     "momentum": "MB-SGD with server momentum",
@@ -142,7 +146,7 @@ class Study:
         """The arm with the study's batches, and those of so many silos that answer a round."""
         algorithm, half = find(arm.order.algorithm), max(1, silos // 2)
         who = f"balanced:{half}" if arm.curve == "balanced" else f"uniform:{self.cohort}" if self.cohort else "all"
-        batches = None if self.sampling == "full" or algorithm.disjoint else self.sampling
+        batches = arm.order.sampling if algorithm.disjoint else None if self.sampling == "full" else self.sampling
         if batches and "anchor" in algorithm.kinds:
             batches = ",".join(f"{kind}={'full' if kind == 'anchor' else batches}" for kind in algorithm.kinds)
         return replace(arm, order=replace(arm.order, participation=who, sampling=batches))
@@ -202,6 +206,13 @@ def _rival(study: Study, algorithm: str, curve: str = "", **grid: tuple[float, .
     return [_arm(study, curve or algorithm, "exact", _tuned(study, **grid), algorithm)]
 
 
+def _convex(study: Study, algorithm: str, each: Sequence[dict[str, Any]]) -> list[Arm]:
+    """On disjoint batches, as their theorems have them, and on all records in every round."""
+    return [
+        _arm(study, algorithm, "exact", _tuned(study), algorithm, sampling=batches, **words) for words in each for batches in (None, "full")
+    ]
+
+
 COLLUDING = 2
 """Silos that may tell their noise, in studies of masks; with none that may, masks are a shuffle's totals, draw for draw."""
 
@@ -226,6 +237,11 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "spider-diff": _shared,
     "spider-diff-open": lambda s: _spider(s, "spider-diff-open", "none", s.grid.phases),
     "diff2": lambda s: _spider(s, "diff2", "exact", s.grid.phases, "diff2"),
+    "diff2-local": lambda s: [
+        arm for k in s.grid.local for arm in _spider(s, "diff2-local", "exact", s.grid.phases, "diff2-local", local_steps=k)
+    ],
+    "accelerated": lambda s: _convex(s, "accelerated", [{"restarts": k} for k in (1, 2)]),
+    "localized": lambda s: _convex(s, "localized", [{"settings": (f"pull={pull}",)} for pull in (0.01, 0.1)]),
     "scaffold": lambda s: _local(s, "scaffold", "exact", "scaffold"),
     "disk": lambda s: _rival(s, "disk", kappa=s.grid.kappas),
     "momentum": lambda s: _rival(s, "momentum", momentum=s.grid.momenta),

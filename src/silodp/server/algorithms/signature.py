@@ -76,10 +76,10 @@ class Setting:
 
 WORDS: dict[str, Setting] = {
     "rounds": Setting(USUAL["rounds"], least=1, type=int, help="Communication rounds R."),
-    "phase": Setting(Order.phase, least=1, type=int, help="Phase q of spider and diff2: a fresh anchor every q rounds."),
-    "local_steps": Setting(Order.local_steps, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd and scaffold."),
+    "phase": Setting(Order.phase, least=1, type=int, help="Phase q of spider, diff2 and diff2-local: a fresh anchor every q rounds."),
+    "local_steps": Setting(Order.local_steps, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd, scaffold and diff2-local."),
     "inner": Setting(Order.inner, least=1, type=int, label="inner steps", help="Inner steps of an SVRG epoch."),
-    "restarts": Setting(Order.restarts, least=1, type=int, help="Restarts of prox-pl-svrg."),
+    "restarts": Setting(Order.restarts, least=1, type=int, help="Restarts of prox-pl-svrg, stages of accelerated."),
     "slope": Setting(
         Order.slope, above=0, note="inf to clip at 2 L alone", help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
     ),
@@ -142,6 +142,8 @@ class Algorithm:
         if found.get("phase", 1) > rounds:
             raise BadInput(f"phase is {found['phase']} but there are only {rounds} rounds; choose a phase between 1 and {rounds}")
         epoch = found.get("inner", 1) * found.get("restarts", 1)
+        if rounds < epoch and "inner" not in found:
+            raise BadInput(f"{rounds} rounds are fewer than {epoch} restarts; use fewer restarts or more rounds")
         if rounds < epoch:
             raise BadInput(f"{rounds} rounds are less than one epoch of {epoch} inner steps; use fewer inner steps or more rounds")
         return found

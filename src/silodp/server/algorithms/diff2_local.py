@@ -1,0 +1,47 @@
+"""DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) where each silo adds its own noise: several steps between two global differences."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
+from silodp.server.algorithms.diff2 import FINITE
+from silodp.server.algorithms.difference import ask_difference
+from silodp.server.federation import Absent, Port
+
+
+def diff2_local(
+    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, local_steps: int, step: Number, anchor: Gaussian, refine: Gaussian,
+    slope: Annotated[Number, FINITE],
+) -> Iterator[Tensor]:  # fmt: skip
+    """DIFF2 whose rounds are several local steps in each silo.
+
+    The estimate h is carried on as in diff2. From w_r every silo goes along h, and from its second step on along h plus its own noisy differences
+    since; w_{r+1} is the mean of where they end. local_steps = 1 is diff2. A silo pays for each of its differences.
+
+    The paper's routine hands over one random silo's point. The mean of all has the same noise for the same price, and no coins to account for.
+    """
+    free, h = anchor.clipped(math.inf), w
+    prev = w
+    for r in range(rounds):
+        h = fed.mean(Query(Grad(w), anchor)) if r % phase == 0 else h + fed.mean(ask_difference(w, prev, refine, free, slope))
+        ends = []
+        for silo in fed.each().values():
+            v, last, point = h, w, problem.prox(w - step * h, step)
+            with suppress(Absent):  # the round goes on without this one
+                for _ in range(local_steps - 1):
+                    v = v + silo.mean(ask_difference(point, last, refine, free, slope))
+                    last, point = point, problem.prox(point - step * v, step)
+                ends.append(point)
+        if not ends:
+            raise Absent("no silo has answered this round")
+        prev, w = w, torch.stack(ends).mean(0)
+        yield w

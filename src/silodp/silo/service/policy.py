@@ -66,7 +66,7 @@ CODES: dict[str, str] = {
     "masks": "The query is for masked totals, and the policy has no table [masks].",
     "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
     "cohort": "The query's cohort lacks this silo or its noise, is too small, or holds a key that its silo has not signed for this run.",
-    "epoch": "The query names a key of this silo that it no longer has; it gives a new one after each start.",
+    "epoch": "The query names a key of this silo that it no longer has; it gives a new one after each answer and each start.",
     "attempts": "The round has been asked as often as the policy lets one round be asked.",
     "modulus": "The total of this cohort could pass the query's modulus.",
     "contributions": "The query counts on the noise of more records than the policy says that all members have.",

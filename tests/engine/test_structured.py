@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.engine import convolution
+from silodp.engine import convolution, structured
 from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import clipped_sum, task
 from silodp.engine.model import chain, read
@@ -474,3 +476,11 @@ def test_a_relu_waits_for_the_pool_behind_it_and_ties_go_where_torch_sends_them(
     padded = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(64, 3))
     root = read(Problem(padded, cross_entropy))
     assert [type(node.module) for node in root.children[1:3]] == [nn.ReLU, nn.MaxPool2d]
+
+
+def test_nothing_of_a_finished_sum_is_kept():
+    problem = Problem(lenet(3, 10), cross_entropy)
+    x, y = torch.zeros(2, 3, 3, 32, 32), torch.zeros(2, 3, dtype=torch.int64)
+    clipped_sum(problem, problem.initial([0]), x, y, torch.tensor([[1.0, 1.0, 0.0]] * 2), 1.0)
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is structured._Work], "each held a copy of all records"

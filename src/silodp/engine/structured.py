@@ -7,7 +7,6 @@ Axes are (B, ...): the records of S silos, one silo after the other.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +35,7 @@ class Structured:
     def sum(self, task: Task) -> Tensor:
         size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)
         work = _Work(task.laid_out())
-        jobs = [
-            (run, s, n)
-            for run in work.masks
-            for s, n in _jobs(len(work.order(run)), work.order(run).shape[1], max(1, memory // size), threads, work.alone)
-        ]
+        jobs = [(run, s, n) for run in work.masks for s, n in _jobs(*work.orders[run].shape, max(1, memory // size), threads, work.alone)]
         if threads == 1 or len(jobs) < 2:
             for job in jobs:
                 work.add(*job)
@@ -82,10 +77,7 @@ class _Work:
         self.constants = task.problem.constants(task.points[0])
         self.out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         self.masks = range(task.weight.shape[1])
-
-    @functools.cache  # noqa: B019 (as long as the work)
-    def order(self, run: int) -> Tensor:
-        return _first(self.task.weight[:, run])
+        self.orders = [_first(task.weight[:, run]) for run in self.masks]
 
     @torch.no_grad()
     def add(self, run: int, silo: slice, pieces: list[slice]) -> None:
@@ -93,7 +85,7 @@ class _Work:
         task = self.task
         mask, rows = task.weight[:, run], torch.arange(task.shape[1], device=task.weight.device)[silo, None]
         for n in pieces:
-            chosen = self.order(run)[silo, n]
+            chosen = self.orders[run][silo, n]
             scale = mask[rows, chosen]
             absent = scale == 0
             x, y = (

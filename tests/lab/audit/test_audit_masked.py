@@ -1,10 +1,16 @@
 """Every known mistake with masks is caught by its probe, and the shipped masker passes them all."""
 
+import math
+
 import pytest
 
-from silodp.lab.audit import mutants
+from silodp.core.privacy.accounting import gdp_epsilon
+from silodp.lab.audit import bounds, mutants, report
+from silodp.lab.audit.canary import RECORDS
+from silodp.lab.audit.masked import COHORT, COLLUDING, as_masked, attack_masked, priced
 from silodp.lab.audit.pipeline import SOUND, Caught
 from silodp.lab.audit.probes_masked import MASKED
+from silodp.lab.audit.transcript import Case
 
 CAUGHT_BY = {
     "mask reused between queries": "masks", "counts without masks": "masks", "cohort not checked": "tables", "unpinned key accepted": "tables",
@@ -25,6 +31,24 @@ def test_a_planted_mistake_with_masks_is_caught(name, tmp_path):
         MASKED[CAUGHT_BY[name]](mutants.MUTANTS[name], 0, tmp_path)
 
 
-@pytest.mark.parametrize("probe", MASKED)
+@pytest.mark.parametrize("probe", ["tables", "masks", "two cohorts"])  # the attack, below and in test_audit
 def test_the_shipped_masker_is_caught_by_none(probe, tmp_path):
     MASKED[probe](SOUND, 0, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["noise of absent silos counted", "noise of colluding silos counted"])
+def test_noise_that_colluders_take_out_again_is_seen_by_what_they_learn(name, tmp_path):
+    """Not the check is looked at, but what the answers give away."""
+    with pytest.raises(Caught, match="server and colluding silos tell neighbours apart"):
+        MASKED["what colluding silos learn"](mutants.MUTANTS[name], 0, tmp_path)
+
+
+def test_server_and_colluding_silos_learn_what_the_others_noise_allows_and_less_than_the_claim():
+    case = Case("mb-sgd", 6.0, {"rounds": 1})
+    mechanism, honest = as_masked(priced(case, SOUND)), (COHORT - COLLUDING) * RECORDS
+    assert mechanism.contributions == honest
+    mu, error = bounds.gdp_fit(*attack_masked(case, 400))
+    most = mechanism.levels / math.sqrt(honest * mechanism.noise_bits / 4)
+    assert 0.97 * most - 5 * error < mu < most + 5 * error
+    assert 0.85 * case.epsilon < gdp_epsilon(most, case.delta) < case.epsilon
+    assert {case.epsilon for case, gate in report.cases() if gate == "deployed masks"} == set(report.CLAIMS)

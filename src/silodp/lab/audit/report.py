@@ -24,6 +24,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan
+from silodp.lab.audit.masked import COHORT, COLLUDING, attack_masked, masked_claims
 from silodp.lab.audit.persons import attack_persons
 from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
@@ -68,9 +69,11 @@ VIEWS = {
     "persons of changing rows": "a person of 1 row or 20",
     "deployed shuffle": "totals of deployed silos",
     "deployed counts": "one silo's counts at the shuffler",
+    "deployed masks": f"masked totals, {COLLUDING} of {COHORT} silos colluding",
 }
 """What is attacked, by the name of the gate; the simulated gate needs none."""
 PERSONS = ("persons", "persons of changing rows")
+COUNTED = ("deployed shuffle", "deployed counts", "deployed masks")
 SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
 
 
@@ -89,7 +92,7 @@ def cases(
     rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 4}), g) for g in PERSONS for e in epsilons]
     rows += [(Case(a, e, SETTINGS[a], gap=COINS), "shuffle") for a in SHUFFLED for e in epsilons]
-    rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in ("deployed shuffle", "deployed counts") for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in COUNTED for e in epsilons]
     return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
 
 
@@ -101,7 +104,7 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     Deployed silos draw their coins one run at a time, so they have a quarter of the runs.
     """
     began = time.monotonic()
-    runs = max(100, runs // 4) if gate in ("deployed shuffle", "deployed counts") else runs
+    runs = max(100, runs // 4) if gate in COUNTED else runs
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True
@@ -125,6 +128,8 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
 def _claims(case: Case, gate: str) -> Claims:
     if gate == "simulated":
         return of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
+    if gate == "deployed masks":
+        return masked_claims(case, SOUND)
     return claims_of(case, gate, SOUND)
 
 
@@ -142,6 +147,8 @@ def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np
             return attack_totals(case, runs)
         case "deployed counts":
             return attack_counts(case, runs)
+        case "deployed masks":
+            return attack_masked(case, runs)
     return attack(case, runs, seed=seed)
 
 

@@ -44,12 +44,15 @@ POINTS = (0.0, 0.3)
 ROUND = "5d" * 32
 
 
-def plan_of(case: Case, counts: Sequence[int], pipeline: Pipeline) -> Plan:
-    """Levels and coins that fill the claim if every silo is in every total: numbers, so that any number of runs shares them."""
+def plan_of(case: Case, counts: Sequence[int], pipeline: Pipeline, colluding: int | None = None) -> Plan:
+    """Levels and coins that fill the claim if every silo is in every total: numbers, so that any number of runs shares them.
+
+    With `colluding` the totals are masked, and count on the noise of all but so many.
+    """
     algorithm = find(case.algorithm)
     mechanisms = {kind: Gaussian(kind, CLIP, 0.0, case.batches) for kind in algorithm.kinds}
     shape: dict[str, Any] = {"dimension": canary_problem().dim, "least": len(counts), "shares": default_shares(algorithm, case.settings)}
-    plan = pipeline.calibrate_shuffled(case.run(), mechanisms, [case.budget], counts, Everyone(len(counts)), **shape)
+    plan = pipeline.calibrate_shuffled(case.run(), mechanisms, [case.budget], counts, Everyone(len(counts)), **shape, colluding=colluding)
     noisy = {k: replace(m, levels=int(m.levels), noise_bits=int(m.noise_bits)) for k, m in plan.mechanisms.items()}
     return replace(plan, mechanisms=noisy)
 
@@ -120,7 +123,7 @@ def attack_totals(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple
     """
     mechanism = plan_of(case, neighbours(silos=SILOS)[0].counts, pipeline).mechanisms["minibatch"]
     points = POINTS[: int(case.settings["rounds"])]
-    return _scores([Deployed(world, mechanism, pipeline, points) for world in neighbours(silos=SILOS)], runs)
+    return scores_of([Deployed(world, mechanism, pipeline, points) for world in neighbours(silos=SILOS)], runs)
 
 
 def attack_counts(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
@@ -128,10 +131,10 @@ def attack_counts(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple
     points = POINTS[: int(case.settings["rounds"])]
     coins = _own_coins(case)
     mechanism = Shuffled("minibatch", CLIP, coins.levels, coins.noise_bits, RECORDS, coins.p)
-    return _scores([Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)], runs)
+    return scores_of([Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)], runs)
 
 
-def _scores(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.ndarray]:
+def scores_of(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.ndarray]:
     """Projections on the direction of the record that differs, less their middle as a rehearsal finds it."""
     heard = [np.fromiter(world.projections(REHEARSAL), float) for world in worlds]
     middle = (heard[0].mean() + heard[1].mean()) / 2
@@ -161,11 +164,16 @@ class Deployed:
 
     def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
         """For each run: what is seen of each round, d integers."""
-        exact, queries, pool = _remembering(self.pipeline.exact), self.queries(), _unsealed(self.pipeline.pool)
+        pool = _unsealed(self.pipeline.pool)
+        for answers in self.counts(runs):
+            yield [counts[0] if self.alone else self._total(pool, counts) for counts in answers]
+
+    def counts(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
+        """For each run and round: the counts of every silo."""
+        exact, queries = _remembering(self.pipeline.exact), self.queries()
         silos = [exact(canary_problem(), self.world.select([i]), partition=no_partition) for i in range(len(self.world))]
         for _ in range(runs):
-            answers = [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
-            yield [counts[0] if self.alone else self._total(pool, counts) for counts in answers]
+            yield [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
 
     def _total(self, pool: Any, counts: Sequence[np.ndarray]) -> np.ndarray:
         m, dim = self.mechanism, len(counts[0])

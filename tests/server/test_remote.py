@@ -19,7 +19,7 @@ from silodp.server.algorithms.prox_svrg import prox_svrg
 from silodp.server.algorithms.scaffold import scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
-from silodp.server.remote import Card, Remote, Timeouts
+from silodp.server.remote import Card, Remote, Timeouts, maybe_charged
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
@@ -262,6 +262,21 @@ def test_who_was_silent_is_not_waited_for_until_seen_again(three, clock):
     assert clock.now == begin
     carrier.down = set()
     assert channel.ask(gradient(problem), range(3)).silos == (0, 1, 2)
+
+
+def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_that_question_alone(three, clock):
+    problem, records = three
+    told = []
+    channel, silos, carrier = connect(problem, records, timeouts=QUICK, report=lambda report, answers: told.append(report))
+    carrier.down = carrier.removed = {"silo-1"}
+    for _ in range(2):
+        assert channel.ask(gradient(problem), range(3)).silos == (0, 2)
+    assert (clock.now, silos[1].frames, channel.retired) == (0.0, [], {"silo-1": "removed"}), "nobody waits for it"
+    assert [report.dropped for report in told] == [{"silo-1": "removed"}, {"silo-1": "retired"}]
+    assert [sorted(maybe_charged(report.answered, report.dropped)) for report in told] == [
+        ["silo-0", "silo-1", "silo-2"],
+        ["silo-0", "silo-2"],
+    ]
 
 
 def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentence(three):

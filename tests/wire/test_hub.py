@@ -17,9 +17,9 @@ PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is 
 
 
 @contextmanager
-def serving(path, exchange, names=lambda: ["a", "b"]):
+def serving(path, exchange, names=lambda: ["a", "b"], removed=set):
     stop = threading.Event()
-    thread = threading.Thread(target=serve_hub, args=(path, exchange, names, stop))
+    thread = threading.Thread(target=serve_hub, args=(path, exchange, names, stop, removed))
     thread.start()
     deadline = time.monotonic() + PATIENCE
     while not hub._listens(str(path)):
@@ -66,6 +66,16 @@ def test_a_hub_that_is_gone_or_fails_is_one_code_and_the_next_question_is_answer
         assert code({"a": b"bad"}, PATIENCE) == "closed"
         assert line.exchange({"a": b"good"}, PATIENCE) == {"a": b"ok"}, "whoever was not asked has no voice"
     assert code({"a": b""}, PATIENCE) == "unreachable"
+
+
+def test_who_was_removed_is_told_with_the_replies_of_those_who_were_asked(tmp_path):
+    out = {"b"}
+    with serving(tmp_path / "hub.sock", lambda frames, timeout: {"a": b"ok"}, removed=lambda: out | {"stranger"}) as line:
+        assert line.exchange({"a": b"", "b": b""}, PATIENCE) == {"a": b"ok"}
+        assert line.removed == {"b"}
+        out.clear()
+        line.exchange({"a": b"", "b": b""}, PATIENCE)
+        assert line.removed == set()
 
 
 def test_questions_run_side_by_side(tmp_path):

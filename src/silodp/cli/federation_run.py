@@ -198,9 +198,29 @@ def _alone(silo: Mapping[str, Any], trust: str) -> str:
 
 
 def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
+    away: dict[str, str] = {}
     with progress("round", quiet=quiet) as tick:
         for told in conduct:
+            if not quiet:
+                say(*_changes(away, told))
             left = min(told.left.values())
             words = f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the run's budget left"
             words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (" (replayed)" if told.replayed else "")
             tick(told.iterate, conduct.total, words)
+
+
+def _changes(away: dict[str, str], told: Any) -> list[str]:
+    """A sentence for each silo that has ceased to answer, and for each that answers again, since `away`, which is brought up to date."""
+    from silodp.server.remote import RETIRED
+
+    said = []
+    for name, code in told.dropped.items():
+        if name not in away and code in RETIRED:
+            said.append(
+                f"{name} has left the run ({code}): it is asked nothing more, and the run goes on with the others while enough of them answer."
+            )
+        elif name not in away and code != "retired":
+            said.append(f"{name} did not answer ({code}): the run goes on without it, and asks it again.")
+        away.setdefault(name, code)
+    back = [name for name in told.answered if away.pop(name, None)]
+    return said + [f"{name} answers again." for name in back]

@@ -16,7 +16,10 @@ UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
 
 
 class Carrier(Protocol):
-    """Takes a frame to each named silo and brings the replies that came in time. An exception with a `code` says that it is itself gone."""
+    """Takes a frame to each named silo and brings the replies that came in time. An exception with a `code` says that it is itself gone.
+
+    One that the server's operator runs may have `removed`: whom of the last frames' silos the operator lets in no more.
+    """
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
     def names(self) -> list[str]: ...
@@ -60,6 +63,11 @@ class Sending:
         if time.monotonic() - sent >= self._wait:
             self._wait *= 2
         return came
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """Whom the carrier's operator has removed, of those last asked."""
+        return getattr(self._carrier, "removed", frozenset())
 
     def pause(self, left: float = math.inf, *, anew: bool = False) -> None:
         """Before the next sending, longer each time; `anew` where the last one was not in vain."""

@@ -116,7 +116,7 @@ class Holds:
         while True:
             for name in list(missing):
                 reply = self._ask(name, frames[name], begin + self._timeouts.deadline)
-                if isinstance(reply, str) and reply not in PASSING:
+                if isinstance(reply, str) and reply not in PASSING | {"removed"}:
                     return name, HoldReply(name, self._run, self._open.get(name, ""), "", reply)
                 if isinstance(reply, str):
                     missing[name] = reply
@@ -158,7 +158,8 @@ class Holds:
         sending = Sending(self._carrier, self._timeouts.retry)
         while True:
             raw = sending.send({name: frame}, until - time.monotonic()).get(name)
-            got = self._opened(self._cards[name], self._open[name], frame, raw) if raw is not None else "silent"
+            missed = "removed" if name in sending.removed else "silent"
+            got = self._opened(self._cards[name], self._open[name], frame, raw) if raw is not None else missed
             if not isinstance(got, str) or got not in PASSING or until <= time.monotonic():
                 return got
             sending.pause(until - time.monotonic())

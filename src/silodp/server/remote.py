@@ -30,8 +30,8 @@ from silodp.server.journal import Journal, Round
 
 MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
-RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version"})
-"""Refusals that last: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
+RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version", "removed"})
+"""Refusals that last, and the word of the server's own operator: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
 LARGEST = 1e30
 """A number beyond this is treated as not finite: sums of them would leave float32."""
 
@@ -187,6 +187,8 @@ class Remote:
                 break
             before = len(waiting)
             came = sending.send({name: frames[name] for name in waiting}, left)
+            gone = [name for name in waiting if name in sending.removed and name not in came]
+            dropped, waiting = dropped | dict.fromkeys(gone, "removed"), [name for name in waiting if name not in gone]
             for name in [name for name in waiting if name in came]:
                 got = opened(name, came[name])
                 if not isinstance(got, str):
@@ -252,7 +254,7 @@ class Remote:
 
 def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str]:
     """Those who answered, and those of whom nobody knows whether they were asked, and charged."""
-    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value")}
+    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value", "removed")}
 
 
 def _digest(frame: bytes) -> str:

@@ -3,7 +3,7 @@
 The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed without the other. Standard library
 only. A message is  header length (4, big-endian) | header, JSON | the frames, one after another, as long as the header says.
 A question's header is {"ask": "exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
-{"frames": [[silo, bytes], ...]} or {"names": [silo, ...]}. Nothing here reads a frame.
+{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. Nothing here reads a frame.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ class Hub:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
+        self.removed: frozenset[str] = frozenset()
+        """Those of the last exchange whom the server's operator has removed: they are asked nothing more."""
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
         """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that does not reply."""
         header = {"ask": "exchange", "timeout": timeout, "frames": _sizes(frames)}
-        _, replies = self._ask(header, frames, timeout + GRACE)
+        told, replies = self._ask(header, frames, timeout + GRACE)
+        self.removed = frozenset(name for name in frames if name in told.get("removed", ()))
         return {name: replies[name] for name in frames if name in replies}
 
     def names(self) -> list[str]:
@@ -95,10 +98,12 @@ def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> dict[str, 
         return {name: found for name, found in zip(names, pool.map(ask, names), strict=True) if found is not None}
 
 
-def serve_hub(path: str | Path, exchange: Exchange, names: Callable[[], list[str]], stop: threading.Event) -> None:
+def serve_hub(
+    path: str | Path, exchange: Exchange, names: Callable[[], list[str]], stop: threading.Event, removed: Callable[[], set[str]] = set
+) -> None:
     """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that fails is hung up on, and costs nothing.
 
-    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be safe to call so.
+    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be safe to call so. `removed` says who is let in no more.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _listens(str(path)):
@@ -113,13 +118,13 @@ def serve_hub(path: str | Path, exchange: Exchange, names: Callable[[], list[str
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 line, _ = listener.accept()
-                threading.Thread(target=_serve, args=(line, exchange, names), daemon=True).start()
+                threading.Thread(target=_serve, args=(line, exchange, names, removed), daemon=True).start()
     with contextlib.suppress(FileNotFoundError):
         if os.lstat(path).st_ino == own:
             os.unlink(path)
 
 
-def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str]]) -> None:
+def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str]], removed: Callable[[], set[str]]) -> None:
     with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
         header, frames = _read(line, time.monotonic() + GRACE)
         if header["ask"] == "names":
@@ -134,7 +139,8 @@ def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str
         metrics.count("silodp_replies_total", len(replies))
         metrics.count("silodp_silent_total", len(frames) - len(replies))
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
-        _send(line, {"frames": _sizes(replies)}, replies, time.monotonic() + GRACE)
+        gone = sorted(removed() & frames.keys())
+        _send(line, {"frames": _sizes(replies), "removed": gone}, replies, time.monotonic() + GRACE)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------------------

@@ -119,7 +119,8 @@ class ServerHub(FLComponent):
                 self.logger.error("the engine still obeys commands of the silos: the server stops")
                 os._exit(2)
             watched("server", Path(os.environ.get("SILODP_SITE", ".")))
-            threading.Thread(target=serve_hub, args=(self._path, self._exchange, self._names, self._stop), daemon=True).start()
+            hub = self._path, self._exchange, self._names, self._stop, lambda: removed(self._removed)
+            threading.Thread(target=serve_hub, args=hub, daemon=True).start()
         if event_type == EventType.SYSTEM_END:
             self._stop.set()
 

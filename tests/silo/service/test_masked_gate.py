@@ -254,6 +254,20 @@ def test_a_round_is_asked_no_more_often_than_the_policy_says(silo):
     assert silo.code(asked(silo.row(), query_id="q9", round="1")) == "answered"
 
 
+def test_an_attempt_that_was_refused_at_no_price_is_not_one_of_those_that_the_policy_allows(silo, monkeypatch):
+    cohorts = [OTHERS, OTHERS[:2], OTHERS[1:]]
+
+    def code(i: int) -> str:
+        return silo.code(asked(silo.row(), query_id=f"q{i}", others=cohorts[i], attempt=i, contributions=100))
+
+    monkeypatch.setattr(silo.door, "_policy", replace(POLICY, queries_per_hour=1))
+    assert silo.code(asked(silo.row(), query_id="first", round="1")) == "answered"
+    assert [code(i) for i in range(3)] == ["rate"] * 3
+    monkeypatch.undo()
+    assert [code(i) for i in (2, 0, 1)] == ["answered", "answered", "attempts"]
+    assert silo.charged() == 3
+
+
 def test_the_limit_on_what_all_others_learn_is_a_filter(tmp_path):
     silo = Silo(tmp_path, replace(MASKING, maximum_local_epsilon=1.0))
     assert silo.code(asked(silo.row())) == "local"

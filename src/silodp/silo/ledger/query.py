@@ -7,7 +7,7 @@ import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
@@ -33,6 +33,11 @@ class QueryLedger:
             answer = file.answer(connection, self.known())
         self.answer: bytes | None = answer
         """The bytes that may be sent: durable, and the same for every call with this id."""
+
+    @property
+    def rounds(self) -> Mapping[str, str]:
+        """The rounds of totals that were charged, each with its query id, as of this object's last look at the ledger."""
+        return self._file.tally.rounds
 
     def known(self) -> Known | None:
         """What has become of this id, within a transaction; Refused if it was another query's or was purged."""

@@ -168,7 +168,7 @@ class Door:
             return paid.answer
         self._exact.check(query)
         if query.mechanism.masked and self._masks:
-            self._masks.begin(asker, envelope)
+            self._masks.begin(asker, envelope, paid.rounds)
         if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -108,7 +108,7 @@ class _Run:
     """None once an answer has used it."""
     row: Row | None = None
     asked: dict[str, set[str]] = field(default_factory=dict)
-    """By round: the digests of its attempts."""
+    """By round: the digests of its attempts, those that were charged and the last."""
 
 
 class Masker:
@@ -160,19 +160,19 @@ class Masker:
         if asked.modulus not in MODULI or largest >= 2**asked.modulus:
             raise Refused("modulus")
 
-    def begin(self, asker: str, envelope: Envelope) -> None:
+    def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
         """Refuses, before any charge, a table with another key of this silo than that which is kept for this run, one in which a key has no secret
-        with it, and one attempt too many at a round."""
+        with it, and one attempt too many at a round. Attempts count that were charged: one that rate or budget refused may be made again, with any cohort."""
         run, rows = self._runs.get((asker, envelope.run), _Run()), read_table(envelope.cohort)
         if not (run.key and run.row) or not any(row.key == run.row.key for row in rows if row.identity == self._own):
             raise Refused("epoch")
         for row in rows:
             if row.identity != self._own:
                 secret_with(run.key, row)
-        attempts = run.asked.setdefault(envelope.round, set())
-        if len(attempts | {envelope.shuffle_round}) > self.policy.attempts:
+        before = {one for one in run.asked.get(envelope.round, ()) if one in charged}
+        run.asked[envelope.round] = before | {envelope.shuffle_round}
+        if len(run.asked[envelope.round]) > self.policy.attempts:
             raise Refused("attempts")
-        attempts.add(envelope.shuffle_round)
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         """The counts under the masks of this question's cohort: all that leaves."""

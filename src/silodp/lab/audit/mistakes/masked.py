@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -117,9 +118,9 @@ class OldKeys(Masker):
         self._runs[asker, run] = _Run(key, row)
         return row
 
-    def begin(self, asker: str, envelope: Envelope) -> None:
+    def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
         self.offer(asker, envelope.run)
-        super().begin(asker, envelope)
+        super().begin(asker, envelope, charged)
 
 
 @plant("keys that outlive their answer", "masker")
@@ -134,6 +135,6 @@ class KeptKeys(Masker):
 class Tireless(Masker):
     """Whoever loses frames drains a budget."""
 
-    def begin(self, asker: str, envelope: Envelope) -> None:
-        super().begin(asker, envelope)
+    def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
+        super().begin(asker, envelope, charged)
         self._runs[asker, envelope.run].asked.clear()

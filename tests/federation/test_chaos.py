@@ -1,8 +1,9 @@
 """Chaos: whatever is killed, cut off, doubled or held up, a run comes to its end, and nobody pays twice, too much or too little.
 
-Each run is a seeded storm over a federation of real processes: kill -9 of a gate, a courier, the engine's server or job, or the
+Each run is a seeded storm over a federation of real processes: kill -9 of a gate, a shuffler, a courier, the engine's server or job, or the
 algorithm's own process; a network that is cut and heals; frames that arrive twice or late. Between couriers and gates there is a relay,
-which makes the weather and keeps a copy of every reply that leaves a gate. With the engine `direct` that relay is the courier.
+which makes the weather and keeps a copy of every reply that leaves a gate or the shuffler. With the engine `direct` that relay is the courier.
+`shuffle` is that engine with a shuffler: a run of totals.
 
 The engines' network is a namespace whose only device is taken down and up; without the right to make one, couriers are stopped and go on.
 SILODP_LONG is the number of storms.
@@ -30,8 +31,10 @@ from safetensors.torch import load_file
 
 from gates import command
 from silodp.cli.federation_files import problem_of, read_card, read_key
-from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.cli.federation_shuffle import shuffler_card
+from silodp.core.protocol.codec import Answer, Sealed, decode_reply
 from silodp.core.protocol.quote import HELD, decode_hold_reply
+from silodp.core.protocol.relay import Passed, decode_outcome
 from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.run import Conduct, plan_order
@@ -42,8 +45,9 @@ KINDS = {
     "direct": ("gate", "courier", "algorithm", "cut", "twice", "late"),
     "nvflare": ("server", "courier", "cut", "gate", "algorithm", "twice", "late"),
     "flower": ("job", "courier", "server", "cut", "gate", "algorithm"),
+    "shuffle": ("shuffler", "gate", "algorithm", "courier", "cut", "shuffler", "twice", "late"),
 }
-ROUNDS = {"direct": 20, "nvflare": 20, "flower": 6}
+ROUNDS = {"direct": 20, "nvflare": 20, "flower": 6, "shuffle": 12}
 WAITS = (
     {"deadline": 300, "patience": 600, "retry": 1, "quorum": 3},
     {"deadline": 2, "patience": 600, "retry": 0.5, "quorum": 1},
@@ -51,12 +55,12 @@ WAITS = (
 )
 """What the operator may have chosen: to wait for everyone, to go on without whoever is silent, or to give up and resume."""
 SLOW = {"deadline": 300, "patience": 600, "retry": 15, "quorum": 3}
-BUDGET, EPSILON = 6.0, 0.3
+BUDGET, EPSILON = 6.0, {"direct": 0.3, "nvflare": 0.3, "flower": 0.3, "shuffle": 0.5}
 PATIENCE = 900.0  # to end a test that hangs; nothing waits so long when all is well
 
 RELAY = """
 import json, os, random, socket, sys, threading, time
-folder, guard = sys.argv[1], threading.Lock()
+folder, places, guard = sys.argv[1], json.loads(sys.argv[2]), threading.Lock()
 def weather(name):
     with open(folder + "/weather") as file:
         return json.load(file).get(name, {})
@@ -71,7 +75,7 @@ def whole(line, size):
 def ask(name, frame):
     with socket.socket(socket.AF_UNIX) as gate:
         gate.settimeout(600)
-        gate.connect(f"{folder}/silos/{name}/real.sock")
+        gate.connect(places[name] + "/real.sock")
         gate.sendall(len(frame).to_bytes(4, "big") + frame)
         reply = whole(gate, int.from_bytes(whole(gate, 4), "big"))
     with guard, open(folder + "/released", "ab", 0) as file:
@@ -102,7 +106,7 @@ def again(name, frame):
     except (OSError, EOFError):
         pass
 def serve(name):
-    path = f"{folder}/silos/{name}/gate.sock"
+    path = places[name] + ("/shuffler.sock" if name == "shuffler" else "/gate.sock")
     if os.path.lexists(path):
         os.unlink(path)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -110,13 +114,15 @@ def serve(name):
         listener.listen(64)
         while True:
             threading.Thread(target=carry, args=(name, listener.accept()[0]), daemon=True).start()
-threads = [threading.Thread(target=serve, args=(name,)) for name in sys.argv[2:]]
+threads = [threading.Thread(target=serve, args=(name,)) for name in places]
 for thread in threads:
     thread.start()
 """
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run"])
+forked.set_forkserver_preload(
+    ["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run", "silodp.shuffler.daemon"]
+)
 
 
 class Ground:
@@ -128,20 +134,33 @@ class Ground:
         self.names = ["silo-1", "silo-2", "silo-3"]
         self._gates: dict[str, multiprocessing.process.BaseProcess] = {}
         self._relay: subprocess.Popen | None = None
-        self._namespace = f"silodp-{os.getpid()}-{engine}" if engine != "direct" and _makes_namespaces() else ""
+        self._direct, shuffled = engine in ("direct", "shuffle"), engine == "shuffle"
+        self._namespace = f"silodp-{os.getpid()}-{engine}" if not self._direct and _makes_namespaces() else ""
         if self._namespace:
             subprocess.run(["ip", "netns", "add", self._namespace], check=True)
             self._network("up")
-        words = ("--data", "wbcd", "--engine", engine, "--folder", str(self.folder), "--epsilon", str(BUDGET), "--model", "mlp:4", "--json")
+        words = (
+            "--data",
+            "wbcd",
+            "--engine",
+            "direct" if shuffled else engine,
+            "--trust",
+            "shuffle" if shuffled else "isrl",
+            "--model",
+            "mlp:4",
+        )
+        words += ("--folder", str(self.folder), "--epsilon", str(BUDGET), "--json")
         self._there("-m", "silodp.cli", "federation", "up", *words)
         state = json.loads((self.folder / "federation.json").read_text())
         self.policies, self._processes, self._state = state["silos"], state["processes"], {"SILODP_STATE": state["registry"]}
         self.cards = [read_card(Path(policy).parent / "silo.json") for policy in self.policies.values()]
         self.problem = problem_of(self.cards[0], None)
-        for name, policy in self.policies.items():
-            text = Path(policy).read_text()
-            Path(policy).write_text(text.replace('socket = "gate.sock"', 'socket = "real.sock"'))
-            (self.folder / "silos" / name / "gate.sock").rename(self.folder / "silos" / name / "real.sock")
+        self.mixer = shuffler_card(self.folder / "shuffler/shuffler.json") if shuffled else None
+        self._settings = self.policies | ({"shuffler": state["shuffler"]} if shuffled else {})
+        for settings in map(Path, self._settings.values()):
+            own = "shuffler.sock" if settings.name == "shuffler.toml" else "gate.sock"
+            settings.write_text(settings.read_text().replace(f'socket = "{own}"', 'socket = "real.sock"'))
+            (settings.parent / own).rename(settings.parent / "real.sock")
         self.weather()
         self._start_relay()
 
@@ -164,7 +183,7 @@ class Ground:
         """The algorithm's own process: a new run, or the one in `out` resumed."""
         words = ["federation", "run", "--folder", str(self.folder), "--out", str(out), "--json"]
         words += [str(word) for name, value in waits.items() for word in (f"--{name}", value)]
-        order = ["--algorithm", "spider", "--rounds", str(ROUNDS[self.engine]), "--phase", "4", "--epsilon", str(EPSILON)]
+        order = ["--algorithm", "spider", "--rounds", str(ROUNDS[self.engine]), "--phase", "4", "--epsilon", str(EPSILON[self.engine])]
         words += ["--resume"] if (out / "run.json").exists() else order
         run = forked.Process(target=command, args=(words, self._state, f"{out}.log"))
         run.start()
@@ -172,12 +191,25 @@ class Ground:
 
     def _start_gate(self, name: str) -> None:
         self._gates[name] = forked.Process(
-            target=command, args=(["silo", "serve", self.policies[name]], self._state, str(self.folder / "logs/again.txt"))
+            target=command,
+            args=(
+                ["shuffler" if name == "shuffler" else "silo", "serve", self._settings[name]],
+                self._state,
+                str(self.folder / "logs/again.txt"),
+            ),
         )
         self._gates[name].start()
 
     def _start_relay(self) -> None:
-        self._relay = subprocess.Popen([sys.executable, "-c", RELAY, str(self.folder), *self.names])
+        self._relay = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                RELAY,
+                str(self.folder),
+                json.dumps({name: str(Path(settings).parent) for name, settings in self._settings.items()}),
+            ]
+        )
 
     def _there(self, *words: str) -> None:
         """A Python program on the engine's side of the network."""
@@ -201,19 +233,20 @@ class Ground:
         if kind == "algorithm":
             run.kill()
             return lambda: None
-        if kind == "gate":
-            if name in self._gates:
-                self._gates[name].kill()
-                self._gates[name].join(PATIENCE)
+        if kind in ("gate", "shuffler"):
+            victim, first = (name, f"gate {name}") if kind == "gate" else (kind, "shuffler daemon")
+            if victim in self._gates:
+                self._gates[victim].kill()
+                self._gates[victim].join(PATIENCE)
             else:
-                os.kill(self._processes[f"gate {name}"], signal.SIGKILL)
-            return lambda: self._start_gate(name)
+                os.kill(self._processes[first], signal.SIGKILL)
+            return lambda: self._start_gate(victim)
         if kind in ("twice", "late"):
-            self.weather(dict.fromkeys(self.names, {"twice": True} if kind == "twice" else {"late": 3.0}))
+            self.weather(dict.fromkeys(self._settings, {"twice": True} if kind == "twice" else {"late": 3.0}))
             return self.weather
         if kind == "cut":
             return self._cut(chance)
-        if self.engine == "direct":
+        if self._direct:
             assert self._relay
             self._relay.kill()
             self._relay.wait()
@@ -230,8 +263,8 @@ class Ground:
         }[kind]
 
     def _cut(self, chance: random.Random) -> Callable[[], None]:
-        if self.engine == "direct":
-            self.weather({name: {"cut": True} for name in chance.sample(self.names, chance.randint(1, 3))})
+        if self._direct:
+            self.weather({name: {"cut": True} for name in chance.sample(list(self._settings), chance.randint(1, 3))})
             return self.weather
         if self._namespace:
             self._network("down")
@@ -281,6 +314,8 @@ def storm(ground: Ground, number: int, out: Path) -> tuple[list[str], int]:
     when = sorted(chance.sample(range(ROUNDS[ground.engine] - 1), len(faults)))
     patient = SLOW if ground.engine == "flower" else WAITS[0]
     first = SLOW if ground.engine == "flower" else chance.choice(WAITS)
+    if ground.mixer:  # of totals at least two
+        first = first | {"quorum": max(2, first["quorum"])}
     run, resumed, deadline = ground.train(out, first), 0, time.monotonic() + PATIENCE
 
     def go_on() -> None:
@@ -322,7 +357,7 @@ def replayed(ground: Ground, out: Path, copy: Path) -> None:
     for name in ("run.json", "journal"):
         shutil.copy(out / name, copy / name)
     order = Order.read(json.loads((out / "run.json").read_text()), out)
-    again = Conduct(ground.cards, ground.problem, order, Nobody(), copy, key=read_key(ground.folder / "asker.key"))
+    again = Conduct(ground.cards, ground.problem, order, Nobody(), copy, key=read_key(ground.folder / "asker.key"), shuffler=ground.mixer)
     assert len(list(again)) == order.rounds
     model, other = load_file(out / "model.safetensors"), load_file(copy / "model.safetensors")
     assert model.keys() == other.keys()
@@ -343,7 +378,14 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
     used = [(name, reply) for record in iter(journal.read, None) for name, reply in record.replies.items()]
     journal.close()
     assert set(used) <= set(released), "the relay has seen everything"
-    counts = Counter(used=len(used))
+    passed: dict[str, Passed] = {}
+    for raw in {reply for name, reply in released if name == "shuffler"}:
+        outcome = decode_outcome(raw, limit=2**20, shuffler_key=ground.mixer.sign if ground.mixer else "")
+        if isinstance(outcome, Passed):
+            first = passed.setdefault(outcome.round, outcome)
+            assert np.array_equal(first.totals, outcome.totals), "the shuffler passed on two totals of one round"
+            assert first.contributions == outcome.contributions
+    counts = Counter(used=len(used), totals=len(passed))
     for i, card in enumerate(ground.cards):
         ledger = DurableLedger.open(ground.folder / "silos" / card.name / "ledger.db")
         ledger.verify()
@@ -357,14 +399,15 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
                 decode_hold_reply(raw, silo_key=card.key)
                 continue
             reply = decode_reply(raw, limit=2**20, silo_key=card.key)
-            if isinstance(reply, Answer):
+            if isinstance(reply, Answer | Sealed):
                 assert reply.query_id in charged, f"{card.name} released what was not charged"
                 assert reply.query_id in answered, f"{card.name} released what it has not kept"
                 assert answers.setdefault(reply.query_id, raw) == raw, f"{card.name} gave two answers to one question"
         mine, buckets = [entry for entry in charges if entry.run == about["run"]], dict[str, np.ndarray]()
         for entry in mine:
             buckets[entry.bucket] = buckets.get(entry.bucket, np.asarray(0.0)) + entry.amount
-        assert float(plan.rule.total(buckets)) <= float(capacity[i]) * (1 + 1e-9), f"{card.name} spent more than the run was given"
+        if not ground.mixer:  # a ledger of totals prices at an order of its own
+            assert float(plan.rule.total(buckets)) <= float(capacity[i]) * (1 + 1e-9), f"{card.name} spent more than the run was given"
         assert len(mine) <= ROUNDS[ground.engine]
         assert ledger.used() <= 1
         counts += Counter(charged=len(mine), released=len(answers.keys() & {entry.query_id for entry in mine}))
@@ -377,7 +420,7 @@ def grounds():
         made: dict[str, Ground] = {}
 
         def ground(engine: str) -> Ground:
-            pytest.importorskip({"flower": "flwr", "nvflare": "nvflare", "direct": "silodp"}[engine])
+            pytest.importorskip({"flower": "flwr", "nvflare": "nvflare", "direct": "silodp", "shuffle": "silodp"}[engine])
             if engine not in made:
                 made[engine] = Ground(engine)
                 closing.callback(made[engine].close)
@@ -387,10 +430,10 @@ def grounds():
 
 
 def storms() -> list:
-    """Most over `direct`, every fifth over NVFlare, and in the long suite some over Flower, each engine's own in one process."""
+    """Most over `direct`, every fifth over NVFlare, and in the long suite some over Flower and through a shuffler, each engine's own in one process."""
     numbers, found = Counter[str](), []
     for i in range(STORMS):
-        engine = "nvflare" if i % 5 == 4 else "flower" if i % 10 == 7 and STORMS > 5 else "direct"
+        engine = "nvflare" if i % 5 == 4 else {2: "shuffle", 7: "flower"}.get(i % 10, "direct") if STORMS > 5 else "direct"
         found.append(
             pytest.param(engine, numbers[engine], marks=pytest.mark.xdist_group(f"chaos-{engine}"), id=f"{engine}-{numbers[engine]}")
         )

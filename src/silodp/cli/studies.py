@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,6 +93,7 @@ def reproduce(
     shard: Annotated[
         str, typer.Option(help="i/k: this machine's part of the work; the folder's results are the union of all parts.")
     ] = "1/1",
+    on: Annotated[str, typer.Option(help="Where: here, or ray, on the cluster at RAY_ADDRESS (pip install 'silodp[ray]').")] = "here",
     gpu: Annotated[bool, typer.Option("--gpu/--cpu", help="Whether to use a GPU if there is one.")] = True,
     minutes: Annotated[float | None, typer.Option(help="Of the verdict: begin nothing new after so many; run it again to go on.")] = None,
     data_dir: DataDir = None,
@@ -105,6 +107,8 @@ def reproduce(
     Examples: `silodp reproduce wbcd` · `silodp reproduce mnist --reduced --data-dir DIR` · `silodp reproduce all --shard 1/4 --data-dir DIR` ·
     `silodp reproduce verdict --reduced --data-dir DIR` · `silodp reproduce verdict wbcd primary text`
     """
+    if on not in ("here", "ray") or (on == "ray" and "verdict" in figures):
+        raise BadInput(f"--on is {on}; it must be here or ray, and of the verdict here: split that over machines by --shard")
     if "verdict" in figures:
         from silodp.cli.verdict import verdict
 
@@ -122,9 +126,14 @@ def reproduce(
         found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
     folder = out_dir or Path("runs") / "reproduce"
     names = ", ".join(dict.fromkeys(study.dataset for study in found.values()))
-    with interruptible(choose.KEPT.format(folder)), progress(f"{names}, batches of runs", quiet=as_json) as tick:
-        wanted = {folder / name: study for name, study in found.items()}
-        done = lab.carry_out(wanted, data_dir=data_dir, tick=tick, shard=_shard(shard), gpu=gpu)
+    with ExitStack() as closing, interruptible(choose.KEPT.format(folder)), progress(f"{names}, batches of runs", quiet=as_json) as tick:
+        wanted, cluster = {folder / name: study for name, study in found.items()}, None
+        if on == "ray":
+            from silodp.lab.studies.on_ray import Cluster
+
+            cluster = Cluster()
+            closing.callback(cluster.close)
+        done = lab.carry_out(wanted, data_dir=data_dir, tick=tick, shard=_shard(shard), gpu=gpu, cluster=cluster)
     shown = []
     for name, study in found.items():
         if rows := done.get(folder / name):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,17 +21,22 @@ from silodp.lab.studies.study import CURVES, Study
 from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
 from silodp.silo.data.datasets import DATASETS, Split
 
+if TYPE_CHECKING:
+    from silodp.lab.studies.on_ray import Cluster
+
 NOTE = "Tuning (by training loss, as in the paper) and standardisation of the features look at the data and are not charged to the budget."
 ON_GPU = ("mnist", "cifar10")
 """Data sets that fill a GPU; smaller ones are faster on the CPU, where their batches run side by side."""
 
 
 def carry_out(
-    studies: Mapping[Path, Study], *, data_dir: Path | None = None, tick: Tick = unseen, shard: tuple[int, int] = (1, 1), gpu: bool = True
-) -> dict[Path, list[dict]]:
+    studies: Mapping[Path, Study], *, data_dir: Path | None = None, tick: Tick = unseen, shard: tuple[int, int] = (1, 1), gpu: bool = True,
+    cluster: Cluster | None = None,
+) -> dict[Path, list[dict]]:  # fmt: skip
     """Runs what is missing of each folder's study, and returns the summary rows of those that are complete.
 
     With a shard (i, k) every k-th batch of runs is run here, into a file of its own; whoever finds all of them in the folder sums up.
+    A cluster runs the batches elsewhere, and what they find is written here.
     """
     for study in studies.values():
         if study.dataset not in DATASETS:
@@ -41,10 +47,15 @@ def carry_out(
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
     tasks: dict[bool, list[tuple]] = {False: [], True: []}
+    has_gpu = gpu and (cluster.gpus if cluster else torch.cuda.is_available())
     for folder, study in studies.items():
-        tasks[_on_gpu(study, gpu)] += [(folder, study, *unit, data_dir, gpu) for unit in pending(stores[folder], study, shard)]
+        there = has_gpu and study.dataset in ON_GPU
+        tasks[there] += [(folder, study, *unit, data_dir, "cuda" if there else "cpu") for unit in pending(stores[folder], study, shard)]
     total = sum(len(study.arms()) * study.trials for study in studies.values())
-    for folder, arm, trial, rows in spread(_unit, tasks[False], tasks[True], tick=tick, before=total - sum(map(len, tasks.values()))):
+    more = {"tick": tick, "before": total - sum(map(len, tasks.values())), "by": cluster.spread if cluster else None}
+    for folder, arm, trial, rows, facts in spread(_unit, tasks[False], tasks[True], **more):
+        if not (folder / "data.json").exists():
+            atomic.write_json(folder / "data.json", facts)
         stores[folder].add(arm.key, trial, rows)
     return {f: _close(f, s, store) for f, s in studies.items() if not pending(store := Store(f, shard), s)}  # others may have written
 
@@ -57,29 +68,24 @@ def _close(folder: Path, study: Study, store: Store) -> list[dict]:
     return rows
 
 
-def _unit(folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | None, gpu: bool) -> tuple[Path, Arm, int, list[dict]]:
-    device = "cuda" if _on_gpu(study, gpu) else "cpu"
+def _unit(
+    folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | None, device: str
+) -> tuple[Path, Arm, int, list[dict], dict[str, Any]]:
+    """A batch of runs, and the facts of its data; nothing is written, since the folder may be another machine's."""
     split = _split(study.dataset, trial, data_dir, device, study.features)
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
-    if trial == 0:
-        _describe(folder, study, split, problem.dim)
     placed = study.placed(arm, len(split.train))
-    return folder, arm, trial, list(run_arm(placed, problem, split, trial, study.epsilons, study.draw))
+    rows = list(run_arm(placed, problem, split, trial, study.epsilons, study.draw))
+    return folder, arm, trial, rows, _facts(study, split, problem.dim)
 
 
-def _on_gpu(study: Study, gpu: bool) -> bool:
-    return gpu and study.dataset in ON_GPU and torch.cuda.is_available()
-
-
-def _describe(folder: Path, study: Study, split: Split, parameters: int) -> None:
+def _facts(study: Study, split: Split, parameters: int) -> dict[str, Any]:
     """data.json: the shape of the data and how many batches of runs there are, for reports; n is public."""
-    train, path = split.train, folder / "data.json"
+    train = split.train
     silos = [{"name": name, "records": n} for name, n in zip(train.names, train.counts, strict=True)]
     facts = {"silos": silos, "features": list(train.x.shape[2:]), "classes": split.classes, "test_records": len(split.test_y)}
-    facts |= {"parameters": parameters, "units": len(study.arms()) * study.trials}
-    if not path.exists():
-        atomic.write_json(path, facts)
+    return facts | {"parameters": parameters, "units": len(study.arms()) * study.trials}
 
 
 @lru_cache(maxsize=2)  # a process meets the same trial's batches one after the other

@@ -125,12 +125,13 @@ def unseen(done: int, total: int) -> None:
 
 
 def spread(
-    work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = (), *, tick: Tick = unseen, before: int = 0
-) -> Iterator[Result]:
-    """Results as they finish, on all cores; `tick` is told of each once it is taken care of, `before` so many that were done already."""
+    work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple] = (), *, tick: Tick = unseen, before: int = 0,
+    by: Callable[..., Iterator[Result]] | None = None,
+) -> Iterator[Result]:  # fmt: skip
+    """Results as they finish, on all cores, or `by` a cluster; `tick` is told of each once it is taken care of, `before` so many that were done already."""
     total = before + len(tasks) + len(on_gpu)
     tick(before, total)
-    for done, result in enumerate(_spread(work, tasks, on_gpu), before + 1):
+    for done, result in enumerate((by or _spread)(work, tasks, on_gpu), before + 1):
         yield result
         tick(done, total)
 

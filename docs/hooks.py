@@ -17,7 +17,7 @@ def on_files(files, config):
         ROOT / "ARCHITECTURE.md",
         ROOT / "SECURITY.md",
         *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
-        *sorted((ROOT / "examples").glob("*.py")),
+        *sorted((ROOT / "examples").rglob("*.py")),
     ):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     return files

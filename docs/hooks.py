@@ -9,6 +9,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+"""On a narrow screen a wide one scrolls by itself: whoever has no mouse must come to it, by a link in it or by itself."""
 
 
 def on_files(files, config):
@@ -30,4 +32,13 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(content, page, config, files):
-    return FORMULA.sub(lambda m: convert(html.unescape(m[3].strip()), display="block" if m[2] == "[" else "inline"), content)
+    content = FORMULA.sub(lambda m: _math(html.unescape(m[3].strip()), apart=m[2] == "["), content)
+    return TABLE.sub(lambda m: m[0] if "<a " in m[0] else m[0].replace("<table", '<table tabindex="0"', 1), content)
+
+
+def _math(formula, *, apart):
+    """One that stands apart is cut where it says \\quad, so that a narrow screen puts its parts below each other; a part that is still too wide scrolls by itself."""
+    if not apart:
+        return convert(formula, display="inline")
+    parts = "".join(convert(part.strip(), display="block") for part in re.split(r"\\q?quad", formula))
+    return f'<div class="formula" role="group" aria-label="Formula" tabindex="0">{parts}</div>'

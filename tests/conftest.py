@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -49,3 +50,16 @@ def folder():
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, built strictly."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder

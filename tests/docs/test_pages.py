@@ -2,11 +2,9 @@
 
 import ast
 import doctest
-import os
+import html
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from silodp.server.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+in_one_place = pytest.mark.xdist_group("browser")  # the site is built once, for these and for whoever looks at it
 SPOKEN = sorted(page for page in DOCS.rglob("*.md") if ">>> " in page.read_text())
 
 
@@ -60,18 +59,7 @@ def test_every_page_of_corrections_that_is_linked_to_exists():
     assert links <= slugs
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("material")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
+@in_one_place
 def test_the_site_builds_without_a_warning_and_fetches_nothing_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20
@@ -82,6 +70,21 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing_from_elsewhere(si
     assert "Quickstart" in (site / "search/search_index.json").read_text()
 
 
+@in_one_place
+def test_every_letter_and_sign_of_a_formula_is_in_the_font_that_comes_with_the_site(site):
+    ttlib = pytest.importorskip("fontTools.ttLib")
+    font = ttlib.TTFont(site / "fonts/stix-two-math.woff")
+    known, missing = font.getBestCmap(), {}
+    assert "MATH" in font
+    for page in site.rglob("*.html"):
+        for formula in re.findall(r"<math.*?</math>", page.read_text(), re.DOTALL):
+            letters = {*html.unescape(re.sub(r"<[^>]*>|\s", "", formula))}
+            italic = {chr(ord(letter) + 0x1D44E - ord("a")) for letter in re.findall(r"<mi>([a-z])</mi>", formula) if letter != "h"}
+            missing |= {letter: page.name for letter in letters | italic if ord(letter) not in known}
+    assert not missing
+
+
+@in_one_place
 def test_formulas_are_mathml_and_excerpts_are_the_source(site):
     page = (site / "algorithms/spider.html").read_text()
     assert page.count("<math") > 5
@@ -91,6 +94,7 @@ def test_formulas_are_mathml_and_excerpts_are_the_source(site):
     assert "--8&lt;--" not in page
 
 
+@in_one_place
 def test_what_the_root_package_offers_is_in_the_reference(site):
     tree = ast.parse((ROOT / "src/silodp/__init__.py").read_text())
     home = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict))

@@ -1,12 +1,14 @@
 """One silo with a real gate, and run folders that real commands have written, for all tests of the pages."""
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from looking import PATIENCE, started, until
+from looking import PATIENCE, TOKEN, run_command, served, started, until
 
 from gates import Unhurried, wbcd, write_csv
 from silodp.cli.federation_files import problem_of
@@ -71,3 +73,77 @@ def study(tmp_path_factory) -> Path:
         patch.setattr("os.cpu_count", lambda: 1)  # in this process
         compare.carry_out({folder: made})
     return folder
+
+
+# --- a browser, and what it looks at ----------------------------------------------------------------------------------------------
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
+]  # fmt: skip
+SCHEMA = """
+[columns.age]
+type = "number"
+range = [20, 100]
+[columns.pressure]
+type = "number"
+range = [80, 200]
+[columns.smoker]
+type = "boolean"
+[label]
+column = "ill"
+task = "binary"
+classes = ["no", "yes"]
+"""
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's chromium, by Playwright for Python."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (silodp[dev])")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory, gated, study):
+    """Runs of each kind, made by the real commands."""
+    folder = tmp_path_factory.mktemp("seen") / "runs"
+    shutil.copytree(study, folder / "compare-wbcd")
+    run_command("train --data wbcd --algorithm spider --epsilon 3 --rounds 20 --seed 1 --json --out", folder / "train")
+    list(gated.conduct(folder / "clinic", rounds=10, phase=5, epsilon=("1.5",)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def more(root, tmp_path_factory):
+    """Folders that show what the three above do not: curves and an evaluation, a run that was stopped, and a page of its own about survival."""
+    folder = tmp_path_factory.mktemp("more")
+    random, files = np.random.default_rng(3), []
+    (folder / "schema.toml").write_text(SCHEMA)
+    for silo in ("north", "south"):
+        age, pressure, smoker = random.uniform(20, 100, 1500), random.uniform(80, 200, 1500), random.integers(0, 2, 1500)
+        ill = random.random(1500) < 1 / (1 + np.exp((70 - age) / 8))
+        rows = zip(age, pressure, smoker, ill, strict=True)
+        (folder / f"{silo}.csv").write_text(
+            "age,pressure,smoker,ill\n" + "".join(f"{a:.1f},{p:.1f},{'yes' if s else 'no'},{'yes' if i else 'no'}\n" for a, p, s, i in rows)
+        )
+        files += ["--silo", folder / f"{silo}.csv"]
+    words = "train --algorithm mb-sgd --model additive:6 --rounds 8 --epsilon 3 --held-out 0.4 --seed 1 --json --schema"
+    run_command(words, folder / "schema.toml", *files, "--out", folder / "runs/a study with a rather long name, second try")
+    run_command("evaluate --epsilon 2 --seed 1 --json", next((folder / "runs").iterdir()))
+    shutil.copytree(root / "train", folder / "runs/stopped")
+    (folder / "runs/stopped/spent.json").unlink()
+    for run in root.iterdir():
+        shutil.copytree(run, folder / "runs" / run.name)
+    return folder / "runs"
+
+
+@pytest.fixture(scope="session")
+def base(root, gated):
+    with pytest.MonkeyPatch.context() as patch, served(Path(root.name), gated.policy, TOKEN) as port:
+        patch.chdir(root.parent)
+        yield f"http://127.0.0.1:{port}"

@@ -4,12 +4,16 @@ import contextlib
 import http.client
 import multiprocessing
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from gates import command
+from silodp.cli import app as cli
 from silodp.cli.pages import _bound, config
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
@@ -23,6 +27,14 @@ def started(*words: object, log: Path, **environment: str) -> multiprocessing.pr
     process = forked.Process(target=command, args=([str(word) for word in words], environment, str(log)))
     process.start()
     return process
+
+
+def run_command(line: str, *words: object) -> None:
+    """`silodp ...` in this process, which must go well; words that may hold a blank come after the line."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:  # noqa: PT012
+        patch.setattr(sys, "argv", ["silodp", *line.split(), *map(str, words)])
+        cli.main()
+    assert not stop.value.code
 
 
 def until(true, what: str) -> None:

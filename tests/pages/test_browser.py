@@ -9,13 +9,11 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from looking import PATIENCE, TOKEN, served, started, until
+from looking import PATIENCE, TOKEN, run_command, served, started, until
 
-from silodp.cli import app as cli
 from silodp.core.figures import left_of
 from silodp.core.privacy.accounting import rounded_up
 from silodp.host.log import tally
@@ -23,47 +21,10 @@ from silodp.pages import runs
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.pause import paused, set_paused
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (silodp[dev])")
 KEPT = Path(kept).resolve() if (kept := os.environ.get("SILODP_SCREENSHOTS")) else None
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed (apt-get install chromium)"),
-    pytest.mark.xdist_group("browser"),
-]
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
-]  # fmt: skip
+pytestmark = pytest.mark.xdist_group("browser")
 ROUNDS = 40
 WIDE, PHONE = (1280, 900), (390, 844)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, gated, study):
-    """Runs of each kind, made by the real commands."""
-    folder = tmp_path_factory.mktemp("seen") / "runs"
-    shutil.copytree(study, folder / "compare-wbcd")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):  # noqa: PT012
-        patch.setattr(
-            sys, "argv", f"silodp train --data wbcd --algorithm spider --epsilon 3 --rounds 20 --seed 1 --json --out {folder}/train".split()
-        )
-        cli.main()
-    list(gated.conduct(folder / "clinic", rounds=10, phase=5, epsilon=("1.5",)))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def base(root, gated):
-    with pytest.MonkeyPatch.context() as patch, served(Path(root.name), gated.policy, TOKEN) as port:
-        patch.chdir(root.parent)
-        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -119,9 +80,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
 
 def test_the_report_on_a_disk_shows_the_folders_numbers_and_asks_for_nothing(look, root, tmp_path):
     for name in runs.found_in(root):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):  # noqa: PT012
-            patch.setattr(sys, "argv", ["silodp", "report", str(root / name), "--out", str(tmp_path / f"{name}.html")])
-            cli.main()
+        run_command("report", root / name, "--out", tmp_path / f"{name}.html")
         page, run = look(f"file://{tmp_path}/{name}.html"), runs.read(root / name)
         for details in page.locator("summary").all():
             details.click()

@@ -86,7 +86,7 @@ class Runs:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(names) <= MOST:
             content = tag("h1", "Compare runs"), tag("p", f"Choose two to {MOST} runs in the ", tag("a", "list", href="/"), ".")
-            return HTMLResponse(screen("Compare", self._tabs, "", *content), 400)
+            return HTMLResponse(screen("Compare", self._tabs, "", *content))
         named = [self._named(name) for name in names]
         with runs.readable(self._root):
             return HTMLResponse(screen("Compare", self._tabs, "", *compared(named)))

@@ -65,7 +65,7 @@ form .field{display:grid;gap:.3rem;margin:.8rem 0}
 .sign{display:grid;grid-template-columns:repeat(auto-fit,minmax(13rem,1fr));gap:2.6rem 2rem;margin:3rem 0 1rem}.sign div{border-top:1px solid var(--ink);padding-top:.3rem;font-size:.88rem;color:var(--soft)}
 footer{color:var(--soft);font-size:.85rem;padding-bottom:2rem}
 @media print{:root{--paper:#fff;--wash:#fff;--ink:#000;--soft:#444;--line:#bbb;--a:#0f5c63;--b:#a8500f;--c:#6b3f8f;--d:#2f6b2f;--e:#99254a;--f:#3556a8;--g:#7a6410;--good:#1f6b3a;--bad:#a3241c;--hold:#8a5a00}@page{size:A4;margin:18mm 17mm}body{font-size:10pt}main{max-width:none;padding:0}
-*{print-color-adjust:exact}.over{margin:0}h1{font-size:20pt;margin-top:.2rem}.sign{grid-template-columns:1fr 1fr 1fr}h2{font-size:13pt;break-after:avoid}figure,.figures,.sign,tr,li,.facts div{break-inside:avoid}.bar,.skip,details,.screen{display:none}.scroll{overflow:visible}
+*{print-color-adjust:exact}.over{margin:0}h1{font-size:20pt;margin-top:.2rem}.sign{grid-template-columns:1fr 1fr 1fr}h2{font-size:13pt;break-after:avoid}figure,.figures,.sign,tr,li,.facts div{break-inside:avoid}.bar,.skip,details,.screen{display:none}.scroll{overflow:visible}.pair{grid-template-columns:1fr 1fr}
 .narrow{display:none}.wide{display:block}.area{opacity:.3}a{color:inherit;text-decoration:none}}
 """
 

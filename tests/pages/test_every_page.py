@@ -1,0 +1,189 @@
+"""Every page of the site, of `silodp ui` and of `silodp report`, as a browser shows it at the width of a desk and of a phone, in light and dark:
+nothing scrolls sideways, nothing complains, text stands out by axe-core, every control is reached by keyboard, and print leaves no page half empty.
+
+The list is made from what is served, so that a new page is among them. SILODP_LONG=1 also asks axe-core about every page of the site, twice.
+"""
+
+import functools
+import http.server
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from looking import PATIENCE, TOKEN, ask, served
+from starlette.routing import Route
+
+from silodp.pages import app, report, runs, survival
+from silodp.silo.service.page import GatePage
+
+pytestmark = pytest.mark.xdist_group("browser")
+LONG = bool(os.environ.get("SILODP_LONG"))
+TYPICAL = ("/index.html", "/quickstart.html", "/algorithms/spider.html", "/figures.html")
+"""Pages of the site that have all it is made of: text, terminal, source, formulas, tables, figures."""
+AA = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+"""axe-core's rules of WCAG up to AA, contrast among them."""
+WIDTHS = {"desk": (1280, 900), "phone": (390, 844)}
+SEEN = """() => {
+  const wide = document.documentElement.scrollWidth, far = [...document.querySelectorAll("body *")].filter(e => {
+    const box = e.getBoundingClientRect();
+    return box.width && box.right > innerWidth + 1 && !e.closest(".unseen, .skip, [hidden], .scroll, .md-typeset__scrollwrap, pre, .md-sidebar, .md-nav, .md-search, .md-path, .highlight, .formula");
+  }).slice(0, 3).map(e => `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`);
+  const broken = [...document.images].filter(e => e.complete && !e.naturalWidth).map(e => e.src);
+  return {wide, far, broken};
+}"""
+CONTROLS = """() => {
+  const shown = e => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length && !e.closest("[inert]");
+  const faded = e => e.tabIndex < 0 && !e.checkVisibility({opacityProperty: true});
+  const all = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")].filter(e => shown(e) && !faded(e));
+  const one = s => [s.outlineStyle, s.outlineWidth, s.boxShadow, s.backgroundColor, s.borderColor, s.color, s.textDecorationLine].join();
+  const look = e => [e, e.nextElementSibling].map(x => x ? one(getComputedStyle(x)) : "").join();
+  const wrong = [];
+  for (const e of all) {
+    if (e.type === "hidden" || e.disabled) continue;
+    e.blur();
+    const before = look(e);
+    e.focus({focusVisible: true});
+    if (document.activeElement !== e || e.tabIndex < 0) wrong.push(`not reached: ${e.outerHTML.slice(0, 90)}`);
+    else if (look(e) === before && e.type !== "text") wrong.push(`focus is not seen: ${e.outerHTML.slice(0, 90)}`);
+  }
+  document.activeElement.blur();
+  return wrong;
+}"""
+"""A field of text shows where one is by its caret, the theme's switch of colours by what stands beside it."""
+
+
+# --- which pages there are --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ui(more, gated):
+    with served(more, gated.policy, TOKEN) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def screens(ui, more, gated) -> list[str]:
+    """The address of every whole page of the UI: each of its routes, with every run in the place of a name."""
+    known = [*app.application(more, port=ui, routes=GatePage(gated.policy, TOKEN, ()).routes()).routes]
+    names, found = list(runs.found_in(more)), []
+    assert {runs.read(more / name).kind for name in names} == set(report.KINDS), "a run of each kind"
+    for route in known:
+        if isinstance(route, Route) and "GET" in (route.methods or ()):
+            found += [route.path.replace("{name:path}", name) for name in names] if "{name:path}" in route.path else [route.path]
+    found += [f"/compare?{'&'.join(f'run={name}' for name in names[:4])}"]
+    return [f"http://127.0.0.1:{ui}{path}" for path in found if ask(ui, path.replace(" ", "%20"))[1].startswith("<!doctype html>")]
+
+
+@pytest.fixture(scope="module")
+def papers(more, tmp_path_factory) -> list[str]:
+    """Every page that a command writes to a disk."""
+    folder = tmp_path_factory.mktemp("papers")
+    for name in runs.found_in(more):
+        (folder / f"{name}.html").write_text(report.report(runs.read(more / name)))
+    curve = [{"time": t, "survival": s, "low": s - 0.1, "high": min(1.0, s + 0.1)} for t, s in ((6.0, 0.9), (12.0, 0.75), (24.0, 0.6))]
+    silos = [{"name": "north", "epsilon": 1.0, "delta": 1e-6}]
+    (folder / "survival.html").write_text(
+        survival.page_of({"curve": [*curve, {"time": 36.0, "survival": None}], "time": "months", "records": 2000, "silos": silos})
+    )
+    return [path.as_uri() for path in sorted(folder.iterdir())]
+
+
+@pytest.fixture(scope="module")
+def pages_of_site(site) -> list[str]:
+    """Every page of the site that was just built."""
+    handler = functools.partial(_Quiet, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield [f"http://127.0.0.1:{server.server_port}/{page.relative_to(site)}" for page in sorted(site.rglob("*.html"))]
+    server.shutdown()
+    thread.join(PATIENCE)
+    server.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        pass
+
+
+# --- what is asked of each --------------------------------------------------------------------------------------------------------
+
+
+class Walk:
+    """One tab that goes from page to page, in light or dark, and notes what is wrong."""
+
+    def __init__(self, browser, scheme: str = "light") -> None:
+        axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed (silodp[dev])")
+        self._axe, self._scheme, self.wrong = (Path(axe.__file__).parent / "axe.min.js").read_text(), scheme, []
+        self._context = browser.new_context(color_scheme=scheme, reduced_motion="reduce", bypass_csp=True)
+        self._context.set_default_timeout(PATIENCE * 1000)
+        self.page = self._context.new_page()
+        self.page.on("console", lambda m: self._note(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+
+    def _note(self, words: object) -> None:
+        self.wrong.append(f"{self.page.url.partition('://')[2].partition('/')[2]} {self._scheme}: {words}")
+
+    def look(self, address: str, *, axe: bool = True) -> None:
+        self.page.goto(address)
+        for device, (width, height) in WIDTHS.items():
+            self.page.set_viewport_size({"width": width, "height": height})
+            seen = self.page.evaluate(SEEN)
+            if seen["wide"] > width or seen["far"] or seen["broken"]:
+                self._note(f"{device}: {seen}")
+            for words in self.page.evaluate(CONTROLS):
+                self._note(f"{device}: {words}")
+            if axe:
+                self._ask_axe(device)
+
+    def _ask_axe(self, device: str) -> None:
+        if not self.page.evaluate("() => !!window.axe"):
+            self.page.evaluate(self._axe)
+        for found in self.page.evaluate("kinds => axe.run({runOnly: kinds, resultTypes: ['violations']}).then(r => r.violations)", AA):
+            for node in found["nodes"][:3]:
+                self._note(f"{device}: {found['id']}: {node['html'][:120]} {node['failureSummary'][:200]}")
+
+    def end(self) -> None:
+        self._context.close()
+        assert not self.wrong, "\n".join(self.wrong)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_about_runs_and_the_gate_hold_at_both_widths(browser, screens, papers, scheme):
+    walk = Walk(browser, scheme)
+    for address in (*screens, *papers):
+        walk.look(address)
+    walk.end()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_of_the_site_hold_at_both_widths(browser, pages_of_site, scheme):
+    walk = Walk(browser, scheme)
+    for address in pages_of_site:
+        typical = address.endswith(TYPICAL)
+        if LONG or typical or scheme == "light":
+            walk.look(address, axe=LONG or typical)
+    walk.end()
+
+
+def test_what_is_printed_leaves_no_page_half_empty(browser, screens, papers):
+    pdfium = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed (silodp[dev])")
+    page, wrong = browser.new_page(), []
+    page.set_default_timeout(PATIENCE * 1000)
+    for address in (*papers, *screens):
+        page.goto(address)
+        with pdfium.PdfDocument(page.pdf(prefer_css_page_size=True)) as document:
+            shares = [_inked(sheet) for sheet in document]
+        if any(share < 0.5 for share in shares[:-1]):
+            wrong.append(f"{address}: {[f'{share:.0%}' for share in shares]}")
+    page.close()
+    assert not wrong, "\n".join(wrong)
+
+
+def _inked(sheet) -> float:
+    """How far down the page something is printed, as a share of its height."""
+    seen = np.asarray(sheet.render(scale=0.25, grayscale=True).to_numpy())
+    rows = seen.reshape(len(seen), -1).min(axis=1)
+    return (np.flatnonzero(rows < 200).max(initial=0) + 1) / len(rows)

@@ -20,9 +20,10 @@ def key(policy: PolicyFile, as_json: Json = False) -> None:
     """
     from silodp.core.protocol.words import fingerprint
     from silodp.host.keys import public, read_key
-    from silodp.silo.service.policy import Place, Policy
+    from silodp.host.tables import read_toml
+    from silodp.silo.service.policy import Place
 
-    name, own = Policy.load(policy).silo, public(read_key(Place.load(policy).key))
+    name, own = read_toml("policy", policy).get("silo"), public(read_key(Place.load(policy).key))  # askers may still be missing
     if as_json:
         return dump({"silo": name, "key": own, "words": fingerprint(own)})
     say(f"{name}: {own}", f"Its words: {fingerprint(own)}")
@@ -45,9 +46,13 @@ def trust(
     """
     from silodp.cli.federation_files import read_card
     from silodp.core.protocol.words import fingerprint
+    from silodp.host.keys import public, read_key
     from silodp.silo.service.masking import pin
+    from silodp.silo.service.policy import Place
 
     card = read_card(other)
+    if card.key == public(read_key(Place.load(policy).key)):
+        raise BadInput(f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo with which it is in a total")
     wanted = fingerprint(card.key)
     if words is not None and words.lower().split() != wanted.split():
         raise BadInput(

@@ -1,0 +1,146 @@
+"""Masked totals over NVFlare with real processes: a gate is killed in mid-round, and the run goes on without it. With SILODP_LONG=1."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from gates import Clock, Unhurried, shell
+from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
+from silodp.core.privacy.accounting import Budget
+from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply
+from silodp.core.protocol.masks import add_masked, read_table
+from silodp.core.protocol.offers import KEYS
+from silodp.server.order import Order
+from silodp.server.remote import Timeouts
+from silodp.server.run import Conduct, plan_order
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.policy import Place
+
+pytestmark = [
+    pytest.mark.xdist_group("federation-masks"),
+    pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="a federation over NVFlare takes a minute to start"),
+]
+ROUNDS, FATAL, VICTIM = 5, "2", "silo-2"
+WAITS = Timeouts(deadline=2.0, limit=2.5, retry=1.0)
+
+
+class Wire:
+    """The engine's hub, of which every frame and reply is kept; the victim's gate is killed once a question of the fatal round lies signed
+    on the table, with the victim's key in it, and before that question is sent."""
+
+    def __init__(self, carrier, gate: int) -> None:
+        self._carrier, self._gate, self.names = Unhurried(carrier), gate, carrier.names
+        self.seen: list[tuple[str, bytes, bytes]] = []
+
+    def exchange(self, frames, timeout):
+        if self._gate and all(frame[:4] == QUERY and of_round(frame) == (FATAL, 0) for frame in frames.values()):
+            envelope = decode_query(frames[VICTIM], limit=2**20)[0]
+            assert len(read_table(envelope.cohort)) == len(frames)
+            os.kill(self._gate, signal.SIGKILL)
+            self._gate = 0
+        replies = self._carrier.exchange(frames, timeout)
+        self.seen += [(name, frames[name], reply) for name, reply in replies.items()]
+        return replies
+
+
+def of_round(frame: bytes) -> tuple[str, int]:
+    envelope = decode_query(frame, limit=2**20)[0]
+    return envelope.round, envelope.attempt
+
+
+def uniform(words: np.ndarray) -> bool:
+    return chisquare(np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("silos", "colluding"), [(3, 0), (10, 1)])
+def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_holds_a_silos_counts(silos, colluding, monkeypatch):
+    pytest.importorskip("nvflare")
+    Clock(monkeypatch)
+    home = Path(tempfile.mkdtemp(prefix="silodp-"))
+    folder = home / "f"
+    try:
+        words = ("--silos", silos, "--data", "wbcd", "--model", "mlp:4", "--engine", "nvflare", "--epsilon", 20, "--folder", folder)
+        shell("federation", "up", "--trust", "masks", "--colluding", colluding, *words, "--json")
+        state = json.loads((folder / "federation.json").read_text())
+        cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        order = Order("mb-sgd", rounds=ROUNDS, epsilon=("3.0",), trust="masks", colluding=colluding, least=silos - 1, drops=1 / ROUNDS)
+        wire = Wire(carrier_of(folder, state), state["processes"][f"gate {VICTIM}"])
+        run = Conduct(cards, problem_of(cards[0], None), order, wire, home / "run", key=read_key(folder / "asker.key"), timeouts=WAITS)
+        assert len(list(run)) == ROUNDS
+        check_ledgers(run.summary, order, cards, state)
+        check_bytes(wire.seen, silos)
+        held = b"".join(frame + reply for _, frame, reply in wire.seen)
+        kept = b"".join(path.read_bytes() for path in (home / "run").rglob("*") if path.is_file())
+        assert all(box in held and box in kept for box in boxes(wire.seen).values() for box in box.values()), (
+            "what is looked at is all there is"
+        )
+    finally:
+        if (folder / "federation.json").exists():
+            shell("federation", "down", "--folder", folder)
+        shutil.rmtree(home)
+
+
+def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None:
+    """Every survivor has paid for each round and one attempt more, at the plan's price and within it; the victim for what it had answered."""
+    assert summary["ended"] == "finished"
+    plan = plan_order(order, cards).plan
+    event = plan.asked[0].event.of(0)
+    for card, told in zip(cards, summary["silos"], strict=True):
+        ledger = DurableLedger.open(Path(Place.load(state["silos"][card.name]).ledger))
+        ledger.verify()
+        charges = [entry for entry in ledger.entries() if entry.act == "charge"]
+        asked = int(FATAL) if card.name == VICTIM else ROUNDS + 1
+        price = Totals.for_budget(Budget(card.epsilon, card.delta)).price(event, np.asarray(card.records))[1].item()
+        assert [entry.amount for entry in charges] == [price] * asked
+        spent = Schedule()
+        for _ in range(asked):
+            spent.add("", event)
+        assert ledger.spent() == spent.epsilon(card.delta)
+        assert ledger.spent() <= told["spent_epsilon_at_most"] <= 3.0
+        if card.name != VICTIM:
+            assert len(plan.asked) == asked
+            assert ledger.spent() == told["spent_epsilon_at_most"], "by the ledger, the run and the plan the same"
+
+
+def boxes(seen: list[tuple[str, bytes, bytes]]) -> dict[tuple[str, int], dict[str, bytes]]:
+    """By round and attempt: the masked answers of each silo."""
+    found: dict[tuple[str, int], dict[str, bytes]] = {}
+    for name, frame, raw in seen:
+        if frame[:4] == QUERY and isinstance(reply := decode_reply(raw, limit=2**20), Sealed):
+            found.setdefault(of_round(frame), {})[name] = reply.box
+    return found
+
+
+def check_bytes(seen: list[tuple[str, bytes, bytes]], silos: int) -> None:
+    """Chi-square of the bytes of sums that lack an answer, one, two and all but one of those that came; the whole sums are plain."""
+    found = boxes(seen)
+    assert {frame[:4] for _, frame, _ in seen} >= {KEYS, QUERY}
+    assert {attempt: len(some) for attempt, some in found.items()} == {
+        **{(str(r), 0): silos for r in range(int(FATAL))},
+        (FATAL, 0): silos - 1,
+        (FATAL, 1): silos - 1,
+        **{(str(r), 0): silos - 1 for r in range(int(FATAL) + 1, ROUNDS)},
+    }
+    for lacking in {1, 2, silos - 2}:
+        sums = [
+            add_masked(part, 32)
+            for attempt, some in found.items()
+            for part in itertools.islice(itertools.combinations(some.values(), lacking), 20)
+            if lacking < len(some) or attempt == (FATAL, 0)
+        ]
+        assert uniform(np.concatenate(sums)), f"{lacking} answers show something"
+    assert uniform(add_masked(list(found[FATAL, 0].values()), 32)), "all that came of the broken cohort"
+    for attempt, some in found.items():
+        if attempt != (FATAL, 0):
+            total = add_masked(list(some.values()), 32)
+            assert not uniform(total), "and a whole total is seen by this test"
+            assert int(total.max()) < 2**31

@@ -22,21 +22,37 @@ def unit(name):
     return found
 
 
-def rendered(name, values):
-    """A template with the chart's values in it; the chart uses no more of Helm's language than this."""
+class Strict(yaml.SafeLoader):
+    """YAML in which no key is there twice, of which the last would win in silence."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"a key is there twice: {node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
+def rendered(name, values, used=None):
+    """A template with the chart's values in it; the chart uses no more of Helm's language than this: one condition around all, names and quotes."""
     text = (DEPLOY / "helm/templates" / name).read_text()
-    text = re.sub(r"\{\{- (if .*?|end) \}\}\n", "", text)
+    whole = re.fullmatch(r"\{\{- if \.Values\.(\w+)\.enabled \}\}\n(.*)\{\{- end \}\}\n", text, re.DOTALL)
+    assert whole, name
+    assert values[whole[1]]["enabled"] is False, "a part is run where it is asked for"
 
     def value(found):
-        words = found[1].removesuffix(" | quote").split(".")[1:]
+        words = found[1].split(".")[1:]
         if words == ["Release", "Name"]:
             return "north"
+        assert words[0] == "Values"
         here = values
         for word in words[1:]:
             here = here[word]
-        return str(here)
+        if used is not None:
+            used.add(".".join(words[1:]))
+        return f'"{here}"' if found[2] else str(here)
 
-    return list(yaml.safe_load_all(re.sub(r"\{\{ (\S+(?: \| quote)?) \}\}", value, text)))
+    made = re.sub(r"\{\{ (\.[\w.]+)( \| quote)? \}\}", value, whole[2])
+    assert "{{" not in made, "there is more of Helm's language than this test knows"
+    return list(yaml.load_all(made, Strict))
 
 
 @pytest.fixture
@@ -60,7 +76,7 @@ def test_every_unit_is_closed_and_starts_what_is_installed(name):
 
 
 def test_the_compose_file_names_every_image_and_gives_gate_and_shuffler_no_network():
-    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    composed = yaml.load((DEPLOY / "compose.yaml").read_text(), Strict)
     targets = set(re.findall(r"^FROM \S+ AS (\w+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE))
     for name, service in composed["services"].items():
         assert service["image"].removeprefix("silodp-").partition(":")[0] in targets
@@ -112,6 +128,21 @@ def test_every_container_of_the_chart_is_closed_and_of_an_image_that_is_built(va
         }
         assert f" AS {container['image'].partition('silodp-')[2].partition(':')[0]}\n" in targets
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_every_value_of_the_chart_is_used_and_every_object_is_whole(values):
+    used: set[str] = set()
+    for path in sorted((DEPLOY / "helm/templates").iterdir()):
+        made = rendered(path.name, values, used)
+        assert all({"apiVersion", "kind", "metadata", "spec"} <= one.keys() for one in made)
+        names = [(one["kind"], one["metadata"]["name"]) for one in made]
+        assert len(set(names)) == len(names)
+        for pod in (one for one in made if one["kind"] in ("StatefulSet", "Deployment")):
+            assert pod["spec"]["selector"]["matchLabels"] == pod["spec"]["template"]["metadata"]["labels"]
+            limits = pod["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+            assert all(isinstance(limit, str) for limit in limits.values())
+    given = {f"{part}.{name}" for part, more in values.items() if isinstance(more, dict) for name in more if name != "enabled"}
+    assert used == given | {name for name, more in values.items() if not isinstance(more, dict)}
 
 
 def test_chart_and_images_have_the_packages_version(values):

@@ -27,6 +27,11 @@ class Gaussian(Mechanism):
 
     `noise_multiplier` is a number, or one per run and silo with shape (J, N): each silo has a budget of its own.
     `kind` names the release in plans and ledgers.
+
+    Sensitivity: two records' vectors are at most 2 clip apart (each statistic says why), so one replaced record moves the mean over a batch of B by at
+    most 2 clip / B. Noise of z times that makes a full batch mu-GDP with mu = 1 / z (Dong, Roth and Su 2022), in every dimension, as a Gaussian looks alike
+    from all sides. Batches of a partition have each record in at most one; secret ones are priced by their amplification (`core.privacy`). That
+    a gate's integers keep to all this is proven in `silo.answer.exact`.
     """
 
     kind: str

@@ -19,6 +19,8 @@ class Masked(Shuffled):
     """The totals of `Shuffled`, under masks that cancel in the sum over the query's cohort, modulo 2^modulus (core.protocol.masks).
 
     `contributions` are the records whose noise the price counts on, as there: of a gate's cohort all but the largest, which may collude.
+
+    Sensitivity: that of `Shuffled`. Adding modulo 2^modulus is post-processing of the sum of integers, and no total passes the modulus, which a gate checks.
     """
 
     modulus: int = 64

@@ -29,6 +29,9 @@ class Shuffled(Mechanism):
 
     The shuffler passes totals on once `contributions` records or more are in them, so this is the noise that the price counts on. Levels
     and noise bits are integers, or one per run (J, 1): unlike a Gaussian's, a silo's noise is part of what protects the others.
+
+    Sensitivity: a ball of diameter 2 clip is scaled to `levels`, so that a replaced record moves the totals by at most `levels` in length before rounding; what rounding
+    adds to that, and what Bin(contributions noise_bits, p) then costs, is proven in `core.privacy.binomial`.
     """
 
     kind: str

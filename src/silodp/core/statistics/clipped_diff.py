@@ -19,7 +19,8 @@ class ClippedDiff(GradDiff):
 
     The difference is then at most 2 limit long, and is clipped as one vector by the mechanism like any other: a clip of 2 limit leaves it as it
     is. Sums of such differences telescope: added to a clipped gradient at the reference they give the one at w, which clipping the
-    difference itself does not. The price is the mechanism's: one replaced record moves the sum by 2 clip, whatever the limit.
+    difference itself does not.
+    Sensitivity: the mechanism's clip C is what counts. One replaced record moves the sum by at most 2 C, whatever the limit.
     """
 
     limit: Number

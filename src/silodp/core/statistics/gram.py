@@ -32,7 +32,7 @@ class Gram(Rowed):
     up to 1 with s^2 (2 + |x|^2) <= bound^2. It follows from the features alone, since |y| <= 1: to a linear regression a record that is
     scaled down has a smaller weight, and no other slope. A record with a feature that is no finite number, or too large, is zero.
 
-    Formal guarantees. For z, z' with |z|, |z'| <= B the matrices Z = z z' and Z' of two records have
+    Sensitivity, a formal guarantee. For z, z' with |z|, |z'| <= B the matrices Z = z z' and Z' of two records have
     |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4, which two orthogonal vectors reach. The released vector v has
     |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2 <= |Z - Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2. So one
     replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be 2 B^2: the clip is half of that, B^2 / sqrt(2), rounded

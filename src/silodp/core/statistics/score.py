@@ -28,6 +28,8 @@ class Score(Cells):
     Of two classes that is (risk of the second - label + 1) / 2 and the cell (label, bin of the score); of more, with as many bins as classes,
     (chance of the class that is said - right + 1) / 2 and the cell (right or not, label). Of a number or a count: (error / cap)^2 and
     |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst, and in no cell.
+
+    Sensitivity: 2 or 3 numbers that each move by at most 1, and with `bins` one cell for another: sqrt(numbers + 2), or sqrt(2) without cells (`Cells`).
     """
 
     w: Tensor

@@ -22,7 +22,7 @@ from silodp.core.statistics.statistic import Rowed, Rows
 class ScoreTotal(Rowed):
     """The vectors of a `Score` less their `centre`, 1/2 in each number, so that a shuffler can add them: it adds vectors within a norm.
 
-    Such a vector has numbers in [-1/2, 1/2] and cells that are at least 0 and sum to 1 at most: its norm is at most sqrt(numbers / 4 + 1). That is
+    Sensitivity: such a vector has numbers in [-1/2, 1/2] and cells that are at least 0 and sum to 1 at most: its norm is at most sqrt(numbers / 4 + 1). That is
     the clip, at which nothing is cut; whatever a record holds, the shuffle's own clip keeps it within that ball, whose diameter is priced.
     """
 

@@ -15,7 +15,7 @@ from silodp.core.statistics.local_steps import LocalSteps
 class SteeredSteps(LocalSteps):
     """LocalSteps each of which adds `drift` to its noisy gradient: a public vector for the silo that is asked, as SCAFFOLD's c - c_i.
 
-    Nothing but the noisy gradients depends on records, so the answer costs what LocalSteps cost.
+    Sensitivity: nothing but the noisy gradients depends on records, so it is that of LocalSteps, and so is the cost.
     """
 
     drift: Tensor

@@ -39,6 +39,8 @@ TRUSTS = {
     "-central": ("central DP", "green", "^"),
 }
 SPARE = ("pink", "orange", "black")
+ALONE = {"linear": ("logistic regression", "black", "v")}
+"""What studies of its own draw."""
 
 
 def draw_comparison(rows: Sequence[dict], stem: Path, *, title: str) -> None:
@@ -102,7 +104,7 @@ def _panels(curves: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str, 
         return [(name, {(plain if t == "" else f"{base}{t}"): how for t, how in TRUSTS.items()}) for name, plain, base in both]
     own = [curve for curve in curves if curve not in CURVES]
     more = {curve: (curve.rpartition(":")[2], color, "v") for curve, color in zip(own, SPARE, strict=False)}
-    exact = {curve: how for curve, how in METHODS.items() if curve in curves} | dict([*more.items()][: 5 - len(METHODS)])
+    exact = {curve: how for curve, how in (METHODS | ALONE).items() if curve in curves} | dict([*more.items()][: 5 - len(METHODS)])
     later = dict([*more.items()][5 - len(METHODS) :])
     paper = {f"{curve}-paper": how for curve, how in METHODS.items() if f"{curve}-paper" in curves}
     return [("exact accounting", exact), ("the paper's constants", paper), ("others", later)]

@@ -1,6 +1,8 @@
 """`silodp certify` finds the known mistakes of DP code, and leaves sound code alone."""
 
 import functools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,8 +34,8 @@ def sgd(x, y, seed, *, noise=SOUND, clip="record", steps=STEPS):
     return np.concatenate(seen)
 
 
-def verdict(release, epsilon=2.0, **options):
-    return [f.refuted for f in certify(release, epsilon, 1e-5, runs=RUNS, records=12, features=3, **options)]
+def verdict(release, epsilon=2.0, *, runs=RUNS, **options):
+    return [f.refuted for f in certify(release, epsilon, 1e-5, runs=runs, records=12, features=3, **options)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,6 +82,76 @@ def test_a_claim_about_a_whole_silo_is_attacked_with_a_whole_silo():
 
     assert any(verdict(bare, unit="silo"))
     assert not any(verdict(clipped, unit="silo"))
+
+
+# --- the mistakes of public code (docs/certify.md), planted, each beside the same code without it -------------------------------------
+
+
+def laplace_update(x, y, seed, *, norm, length):
+    """A client's update of 40 numbers, clipped to this length in this norm, under Laplace noise for what moves by 1 in sum: epsilon 3."""
+    update = np.repeat(10 * ((y - 0.5)[:, None] * x).mean(0), 40 // x.shape[1] + 1)[:40]
+    update *= length / max(np.linalg.norm(update, norm), length)
+    return update + np.random.default_rng(seed).laplace(0, 1 / 3, 40)
+
+
+def features_sent(x, y, seed, *, power):
+    """A record's features of length 0.01 under Gaussian noise for a move of 0.02 at epsilon 1: its deviation, or its variance taken for one."""
+    rows = np.sign(y - 0.5)[:, None] * x
+    rows *= 0.01 / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows + np.random.default_rng(seed).normal(0, (0.02 * np.sqrt(2 * np.log(1.25 / 1e-5))) ** power, rows.shape)
+
+
+def bits_sent(x, y, seed, *, each):
+    """64 bits of a record by randomised response, at epsilon 1 for each of them or for all."""
+    flip = np.random.default_rng(seed).random(64) < 1 / (1 + np.exp(1 if each else 1 / 64))
+    return np.where(flip, 1 - y[0], y[0])
+
+
+def trained_then_noised(x, y, seed, *, steps):
+    """A model after so many steps on the clipped gradient of the whole batch, with Laplace noise for one step: epsilon 1."""
+    w, step = np.zeros(x.shape[1]), 0.001
+    for _ in range(steps):
+        g = ((1 / (1 + np.exp(-np.clip(x @ w, -50, 50))) - y)[:, None] * x).mean(0)
+        w = w - step * g / max(1, np.abs(g).sum())
+    return w + np.random.default_rng(seed).laplace(0, 2 * step, len(w))
+
+
+@pytest.mark.parametrize(
+    ("code", "claim", "unit", "runs", "mistaken", "right"),
+    [
+        pytest.param(
+            laplace_update,
+            3.0,
+            "silo",
+            1500,
+            {"norm": 2, "length": 1.0},
+            {"norm": 1, "length": 0.5},
+            id="Laplace noise for what is clipped in length",
+        ),
+        pytest.param(features_sent, 1.0, "record", RUNS, {"power": 2}, {"power": 1}, id="a variance taken for a standard deviation"),
+        pytest.param(bits_sent, 1.0, "record", RUNS, {"each": True}, {"each": False}, id="epsilon for each bit of many"),
+        pytest.param(trained_then_noised, 1.0, "record", RUNS, {"steps": 20}, {"steps": 1}, id="noise for one step after twenty"),
+    ],
+)
+def test_the_mistakes_of_public_code_are_found_and_the_same_code_without_them_is_left_alone(code, claim, unit, runs, mistaken, right):
+    assert any(verdict(functools.partial(code, **mistaken), claim, unit=unit, runs=runs))
+    assert not any(verdict(functools.partial(code, **right), claim, unit=unit, runs=runs))
+
+
+def test_every_adapter_is_in_the_published_table_with_the_version_that_it_names():
+    root = Path(__file__).parents[2]
+    page = (root / "docs/certify.md").read_text()
+    adapters = sorted((root / "examples/certify").glob("*.py"))
+    assert len(adapters) >= 5
+    for path in adapters:
+        said = path.read_text()
+        assert "The claim" in said, path.name
+        package, version = re.match(r'"""([A-Za-z0-9]+) ([0-9.]+)[ ,:(]', said).groups()
+        assert f"{package} {version}" in page, path.name
+        functions = re.findall(rf"{path.name}:(\w+)", said) + re.findall(r"`:(\w+)`", said)
+        for name in functions:
+            assert f"def {name}(x, y, seed" in said
+            assert f"`{path.name}:{name}`" in page, f"{path.name}:{name} has no row"
 
 
 @pytest.mark.parametrize("unit", ["record", "silo"])

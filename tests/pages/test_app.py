@@ -1,5 +1,7 @@
 """`silodp ui` towards whoever else may knock: other machines' names, other sites' forms, wrong tokens, names that are paths."""
 
+import csv
+import http.client
 import itertools
 import json
 import os
@@ -51,7 +53,7 @@ def pause(port: int, *, token: str = TOKEN, do: str = "pause", **headers: str) -
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{}", "localhost:{}@evil.example", ""]
 )
-@pytest.mark.parametrize("path", ["/", "/silo", "/live", "/silo-frames", "/live.js"])
+@pytest.mark.parametrize("path", ["/", "/silo", "/live", "/silo-live", "/live.js"])
 def test_another_name_than_this_machines_gets_nothing(port, host, path):
     status, text, _ = ask(port, path, host=host.format(port) or " ")
     assert status == 421
@@ -129,7 +131,7 @@ def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_no
 def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(port, gated, tmp_path):
     with pytest.raises(cli.BadInput, match="clinic clip"):
         list(gated.conduct(tmp_path / "clip", clip=1e3, deadline=0.5, epsilon=("0.1",)))
-    _, page, _ = ask(port, "/silo-frames")
+    _, page, _ = ask(port, "/silo-live")
     lines = [line.split() for line in (gated.policy.parent / "gate.log").read_text().splitlines()]
     assert page.count("<tr>") >= len(lines)
     assert CODES["clip"].replace("'", "&#x27;") in page
@@ -141,10 +143,55 @@ def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(p
     assert "f17" not in page, "a feature's name, or anything else of the data"
 
 
+def test_the_gates_page_groups_queries_by_run_has_a_verified_ledger_and_gives_every_charge_away_as_a_table(port, gated):
+    ledger = DurableLedger.open(Place.load(gated.policy).ledger)
+    _, page, _ = ask(port, "/silo")
+    asked = {entry.run: 0 for entry in ledger.entries() if entry.act == "charge"}
+    assert asked
+    for run in asked:
+        assert page.count(f">run {run[:8]}<") == 1, "one line for a run"
+    assert f"verified</span>. The chain of {ledger.head()[0]} entries holds" in page
+    status, text, headers = ask(port, "/silo-charges.csv")
+    assert status == 200
+    assert headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len(rows) == sum(entry.act == "charge" for entry in ledger.entries())
+    assert sum(float(row["cost"]) for row in rows) == pytest.approx(ledger.used())
+
+
+def test_a_page_is_told_of_a_change_by_an_event_and_its_button_shows_the_state(port, gated):
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    line.request("GET", "/silo-live", headers={"Accept": "text/event-stream"})
+    reply = line.getresponse()
+    assert reply.getheader("content-type").startswith("text/event-stream")
+
+    def event() -> str:
+        lines = []
+        while True:
+            if (text := reply.readline().decode().rstrip("\n")) or not lines:
+                lines += [text] if text.startswith(("id:", "data:")) else []
+            else:
+                return "\n".join(lines)
+
+    try:
+        first = event()
+        assert first.startswith("id: ")
+        assert "Pause the gate" in first
+        assert "Let it answer again" not in first
+        set_paused(gated.policy, True)
+        second = event()
+        assert second.split("\n")[0] != first.split("\n")[0]
+        assert "Let it answer again" in second
+        assert "Pause the gate" not in second
+    finally:
+        set_paused(gated.policy, False)
+        line.close()
+
+
 def test_no_value_of_a_record_is_on_any_page(port, gated):
     words = {cell for line in (gated.folder / "clinic.csv").read_text().splitlines()[1:] for cell in line.split(",")[:-1]}
     assert len(words) > 1000
-    for path in ("/", "/silo", "/silo-live", "/silo-frames", "/run/deep/one", "/report/deep/one"):
+    for path in ("/", "/silo", "/silo-live", "/silo-charges.csv", "/run/deep/one", "/report/deep/one"):
         status, page, _ = ask(port, path)
         assert status == 200
         assert not words & set(re.findall(r"[-+.\w]+", page))

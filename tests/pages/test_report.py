@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -259,6 +260,21 @@ def test_names_from_the_folder_are_text_and_never_markup(tmp_path, trained):
     assert "&lt;img src=x" in page
     assert "<img" not in page
     assert "<script" not in page
+
+
+def test_no_folder_of_anybodys_machine_is_on_the_page_that_is_signed(tmp_path, trained):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    about = json.loads((copy / "run.json").read_text())
+    about |= {"algorithm": "/home/anna/secret/own.py:steps", "model": "../anna/own.py:Net"}
+    (copy / "run.json").write_text(json.dumps(about))
+    for state in ("finished", "stopped"):
+        page = report(runs.read(copy))
+        assert state == runs.read(copy).state
+        assert "own.py:steps" in page
+        assert "anna" not in page
+        assert str(tmp_path) not in page
+        (copy / "spent.json").unlink(missing_ok=True)
 
 
 def test_the_run_hash_is_what_sha256sum_makes_of_the_files(trained):

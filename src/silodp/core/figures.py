@@ -7,8 +7,8 @@ import math
 from silodp.core.privacy.accounting import rounded_up
 
 HOLDS = (
-    "Spent is what exactly these answers cost, if none of them was asked for, and nothing stopped, because of what earlier ones said. "
-    "Whoever chose by answers may count on the budget alone: that holds under every rule, whatever was asked."
+    "This figure is exact where questions were fixed in advance. Where somebody chose questions, or stopped, because of earlier answers, "
+    "count on the whole budget: it holds whatever was asked."
 )
 """What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions and stopping, and say so of the budget.
 That the sum on the way, read where an adaptive asker has stopped, is itself a guarantee would take an odometer, which none of them is: a

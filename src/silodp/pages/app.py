@@ -24,7 +24,7 @@ from silodp.pages.guard import Guard
 from silodp.pages.judged import ranked, row_of
 from silodp.pages.markup import Markup, join, table, tag
 from silodp.pages.report import body, head, lead, report, title
-from silodp.pages.screen import Tabs, alive, screen
+from silodp.pages.screen import Tabs, alive, follow, screen
 from silodp.pages.style import SCRIPT
 
 MOST = 6
@@ -65,8 +65,8 @@ class Runs:
         content = tag("h1", "Runs"), where, alive("/live", self._list())
         return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
 
-    def all_live(self, request: Request) -> Response:
-        return HTMLResponse(self._list())
+    async def all_live(self, request: Request) -> Response:
+        return await follow(request, self._list)
 
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
@@ -74,8 +74,8 @@ class Runs:
         content = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"), alive(path, _followed(name, run))
         return HTMLResponse(screen(title(run), self._tabs, "", *content, live=True))
 
-    def one_live(self, request: Request) -> Response:
-        return HTMLResponse(_followed(*self._named(request.path_params["name"])))
+    async def one_live(self, request: Request) -> Response:
+        return await follow(request, lambda: _followed(*self._named(request.path_params["name"])))
 
     def report(self, request: Request) -> Response:
         _, run = self._named(request.path_params["name"])

@@ -124,6 +124,7 @@ def what(run: Run) -> Markup:
         settings = {k: about[k] for k, algorithms in TAKEN.items() if run.algorithm in algorithms and k in about}
     pairs = [
         ("Data", about.get("data") or about.get("dataset") or ("the silos' own files" if run.kind == "train" else "at the silos")),
+        ("Study", about.get("study")),
         ("What is protected", run.unit),
         ("Features", shape),
         ("Classes", about.get("classes") or ("a number" if about.get("classes") == 0 else None)),
@@ -161,13 +162,19 @@ def what(run: Run) -> Markup:
 
 
 def times(run: Run) -> list[tuple[str, str]]:
-    """When the first question was answered, and how long it took from there to the last."""
+    """When the first question was answered, how long it took from there to the last and, while it runs, how long it will still take."""
     moments = [datetime.fromisoformat(str(r["time"])) for r in run.rounds if r.get("time")]
     if not moments:
         return []
-    seconds = max(0, round((max(moments) - min(moments)).total_seconds()))
-    length = f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-    return [("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"), ("From first to last", length)]
+    seconds = max(0.0, (max(moments) - min(moments)).total_seconds())
+    found = [("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"), ("From first to last", _length(seconds))]
+    if run.state == "running" and 1 < run.done < run.total:
+        found.append(("Time left, at this pace", _length(seconds * (run.total - run.done) / (run.done - 1))))
+    return found
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 # --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------

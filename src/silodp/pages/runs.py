@@ -15,9 +15,10 @@ import io
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,13 @@ def _walk(root: Path, depth: int) -> Iterator[Path]:
 def read(folder: Path) -> Run:
     """The run in a folder; BadInput if it holds none, or none that can be read."""
     with readable(folder):
-        return _read(folder)
+        found = _read(folder)
+        return replace(found, about={name: _without_folders(value) for name, value in found.about.items()})
+
+
+def _without_folders(value: Any) -> Any:
+    """FILE.py:NAME without the folders of whoever's machine it was on: pages are signed and handed on."""
+    return re.sub(r"[^\s,]*/(?=[^/\s,]+\.py\b)", "", value) if isinstance(value, str) else value
 
 
 @contextlib.contextmanager
@@ -225,7 +232,7 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     state = "running" if _locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It is finished.", "stopped": "It was stopped before its end."}[state]
     if state == "stopped" and (folder / "seed").exists():
-        said += f" `silodp train --resume --out {folder}` goes on with it."
+        said += f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` goes on with it."
     environment = _json(folder / "environment.json") if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
     evaluations = _lines(folder / "evaluations.jsonl") if summary else ()

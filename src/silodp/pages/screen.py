@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from silodp.pages.markup import Markup, document, tag
 
@@ -20,6 +26,28 @@ def screen(title: str, tabs: Tabs, here: str, *content: object, live: bool = Fal
     return document(f"{title} · silodp", skip, bar, told, tag("main", *content, id="main"), foot, script="/live.js" if live else None)
 
 
-def alive(path: str, *content: object) -> Markup:
-    """A part of a page that is replaced by what `path` gives whenever it changes; its `data-state`, if any, is read out then, and nothing else."""
-    return tag("div", *content, data_from=path)
+def alive(path: str, content: Markup) -> Markup:
+    """A part of a page that is replaced by what `path` sends whenever it changes; its `data-state`, if any, is read out then, and nothing else."""
+    return tag("div", content, data_from=path, data_was=_mark(content))
+
+
+async def follow(request: Request, made: Callable[[], Markup]) -> Response:
+    """That part as it is now; to whoever asks for events, as the script does, it is sent again whenever it changes, until they look away."""
+    first = await run_in_threadpool(made)
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        return HTMLResponse(first)
+
+    async def events() -> AsyncIterator[str]:
+        found, last = first, ""
+        while True:
+            lines = "\n".join(f"data: {line}" for line in found.replace("\r", " ").split("\n"))
+            yield f"id: {_mark(found)}\n{lines}\n\n" if found != last else ":\n\n"  # a line that says nothing keeps the connection
+            last = found
+            await asyncio.sleep(1)
+            found = await run_in_threadpool(made)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _mark(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -76,26 +76,35 @@ function say(words) { if (words && told.textContent !== words) told.textContent 
 function put(region, text) {
   const ids = what => [...region.querySelectorAll(what)].map(e => e.id);
   const open = ids("details[open]"), chosen = ids("input:checked"), focus = region.contains(document.activeElement) ? document.activeElement.id : "";
+  const typed = [...region.querySelectorAll("input[type=password]")].map(e => [e.id, e.value]);
   const places = [...region.querySelectorAll(".scroll")].map(e => e.scrollLeft);
   region.innerHTML = text;
   for (const id of open) { const e = document.getElementById(id); if (e) e.open = true; }
+  for (const [id, value] of typed) { const e = document.getElementById(id); if (e) e.value = value; }
   for (const id of chosen) { const e = document.getElementById(id); if (e) e.checked = true; }
   [...region.querySelectorAll(".scroll")].forEach((e, i) => { e.scrollLeft = places[i] || 0; });
   if (focus) { const e = document.getElementById(focus); if (e) e.focus({preventScroll: true}); }
 }
-async function look(region, last) {
-  try {
-    const reply = await fetch(region.dataset.from, {cache: "no-store", redirect: "error", signal: AbortSignal.timeout(5000)});
-    if (!reply.ok) throw new Error(reply.status);
-    const text = await reply.text();
-    if (last !== null && text !== last) put(region, text);
-    last = text;
-    const state = region.querySelector("[data-state]");
-    if (state) say(state.dataset.state);
-  } catch (error) {
-    say("This page's own server does not answer; trying again.");
+function follow(region) {
+  let source = null;
+  function open() {
+    source = new EventSource(region.dataset.from);
+    source.onmessage = event => {
+      if (event.lastEventId !== region.dataset.was) put(region, event.data);
+      region.dataset.was = event.lastEventId;
+      const state = region.querySelector("[data-state]");
+      if (state) say(state.dataset.state);
+    };
+    source.onerror = () => {
+      close();
+      say("This page's own server does not answer; trying again.");
+      setTimeout(() => { if (!source && !document.hidden) open(); }, 1000);
+    };
   }
-  setTimeout(look, 1000, region, last);
+  function close() { if (source) source.close(); source = null; }
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else if (!source) open(); });
+  addEventListener("pagehide", close);
+  if (!document.hidden) open();
 }
-for (const region of document.querySelectorAll("[data-from]")) look(region, null);
+for (const region of document.querySelectorAll("[data-from]")) follow(region);
 """

@@ -5,10 +5,13 @@ It reads policy, ledger and log, which hold no record, and never the data. Whoev
 
 from __future__ import annotations
 
+import csv
 import hmac
+import io
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -27,19 +30,20 @@ from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.host import log
 from silodp.host.listener import LINE_CODES
 from silodp.host.lock import running
-from silodp.pages.charts import legend, spent_bar
-from silodp.pages.markup import Markup, counts, facts, join, section, table, tag
-from silodp.pages.screen import Tabs, alive, screen
+from silodp.pages.charts import Series, chart, legend, spent_bar
+from silodp.pages.markup import Markup, counts, facts, folded, join, section, table, tag
+from silodp.pages.screen import Tabs, alive, follow, screen
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.view import queries_of, said_of, summary_of
 from silodp.silo.service import daemon
-from silodp.silo.service.names import called
+from silodp.silo.service.names import called, runs_of
 from silodp.silo.service.pause import paused, set_paused
 from silodp.silo.service.policy import CODES, Place, Policy
 
 SHOWN = 200
 """Frames and charges that are listed, the latest."""
 LONGEST_FORM = 4096
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 READ = "This page was started without a token: it can only be read."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",
@@ -69,12 +73,13 @@ class GatePage:
         self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
         self._place = Place.load(policy)
         self._ledger = DurableLedger.open(Path(self._place.ledger))
+        self._verified = ""
 
     def routes(self) -> list[Route]:
         return [
             Route("/silo", self.show),
             Route("/silo-live", self.live),
-            Route("/silo-frames", self.frames),
+            Route("/silo-charges.csv", self.charges),
             Route("/silo/pause", self.pause, methods=["POST"]),
         ]
 
@@ -82,14 +87,19 @@ class GatePage:
         done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(request.query_params.get("done", ""), "")
         note = tag("p", said or done, class_=f"note{' bad' if said else ''}", role="alert" if said else "status") if said or done else ""
         content = tag("h1", f"The gate of {Policy.load(self._path).silo}"), note, alive("/silo-live", self._now())
-        content = *content, self._form(), alive("/silo-frames", self._came())
         return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
 
-    def live(self, request: Request) -> Response:
-        return HTMLResponse(self._now())
+    async def live(self, request: Request) -> Response:
+        return await follow(request, self._now)
 
-    def frames(self, request: Request) -> Response:
-        return HTMLResponse(self._came())
+    def charges(self, request: Request) -> Response:
+        """Every charge as a table for a spreadsheet."""
+        columns = ("entry", "time", "asker", "run", "kind", "query_id", "cost", "left", "answer")
+        out = io.StringIO()
+        rows = csv.writer(out)
+        rows.writerow(columns)
+        rows.writerows([q[name] for name in columns] for q in queries_of(self._ledger))
+        return Response(out.getvalue(), media_type="text/csv", headers={"content-disposition": 'attachment; filename="charges.csv"'})
 
     async def pause(self, request: Request) -> Response:
         """Pauses the gate or lets it answer again, if the form carries the token."""
@@ -112,54 +122,65 @@ class GatePage:
     # --- what is shown ------------------------------------------------------------------------------------------------------------
 
     def _now(self) -> Markup:
-        """State and budget."""
+        """State and budget, the pause, what was asked and what became of it, and within which limits."""
         try:
             rules, ledger, runs = Policy.load(self._path), self._ledger, running(self._place.ledger)
-            queries, summary = queries_of(ledger), summary_of(ledger)
-            used = summary["used"]
+            queries, summary, badge = queries_of(ledger), summary_of(ledger), self._badge()
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
+        halted = paused(self._path)
         state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
-        if paused(self._path):
+        if halted:
             state, words = (
                 "paused",
                 "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query.",
             )
-        kinds = list(dict.fromkeys(q["kind"] for q in queries))
-        charges = [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)]
         numbers = (
-            ("of the budget left", left_of(used)), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
+            ("of the budget left", left_of(summary["used"])), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
             ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(self._refused().values())),
         )  # fmt: skip
-        said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
-        return join(
-            [
-                tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
-                counts(numbers),
-                tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
-                tag("figure", said, spent_bar(rules.silo, charges, used, kinds), legend(kinds) if kinds else ""),
-            ]
-        )
-
-    def _came(self) -> Markup:
-        """What was asked, what became of it and why, and within which limits."""
-        try:
-            rules, ledger = Policy.load(self._path), self._ledger
-            queries, (count, head) = queries_of(ledger), ledger.head()
-        except BadInput as error:
-            return tag("p", f"{error}.", class_="note bad")
         refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(self._refused().items())]
         why = table("Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True)
-        entries = facts([("Ledger entries", count), ("Records (public)", ledger.records)])
-        return join(
-            [
-                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
-                *self._scores(queries),
-                section("frames", "What came to the gate", self._frames(queries)),
-                section("rules", "What the policy allows", self._rules(rules)),
-                section("ledger", "The ledger", entries, tag("p", "Head ", tag("span", head, class_="hash"), class_="soft small")),
-            ]
+        entries = facts([("Ledger entries", summary["count"]), ("Records (public)", ledger.records)])
+        save = tag("p", tag("a", "Save every charge as a table (CSV)", href="/silo-charges.csv", id="to-charges"), class_="screen")
+        frames = folded("frames", f"The last {SHOWN} lines of the log", self._frames(queries))
+        return join([
+            tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
+            counts(numbers),
+            tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
+            self._form(halted),
+            section("spend", "What was spent, and when", *spend(rules.silo, queries, summary["used"])),
+            section("runs", "Who asked, and for which study", self._runs(queries), frames),
+            *self._scores(queries),
+            section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
+            section("rules", "What the policy allows", self._rules(rules)),
+            section("ledger", "The ledger", badge, entries, tag("p", "Head ", tag("span", summary["head"], class_="hash"), class_="soft small"), save),
+        ])  # fmt: skip
+
+    def _badge(self) -> Markup:
+        """Whether the chain holds; it is walked again when the ledger has grown, and not every second."""
+        count, head = self._ledger.head()
+        if self._verified != head:
+            self._ledger.verify()
+            self._verified = head
+        return tag(
+            "p", tag("span", "verified", class_="state finished"), f". The chain of {count} entries holds, and so does every total in it."
         )
+
+    def _runs(self, queries: list[dict]) -> Markup:
+        """One line for each run that was answered, the newest first."""
+        times: dict[str, list[str]] = {}
+        for q in queries:
+            times.setdefault(q["run"], []).append(q["time"][:16].replace("T", " "))
+        rows = [
+            (join([r["study"] or "no name", tag("span", f"run {r['run'][:8]}", class_="small soft")]), r["asked_by"], r["questions"],
+             tag("span", times[r["run"]][0], class_="when"), tag("span", times[r["run"]][-1], class_="when"), f"{rounded_up(100 * r['cost'], 3)} %")
+            for r in reversed(runs_of(self._ledger, queries))
+        ]  # fmt: skip
+        if not rows:
+            return tag("p", "Nobody has been answered yet.")
+        columns = ("study", "asker", "questions", "first (UTC)", "last (UTC)", "share of the budget")
+        return table("Every run that was answered, newest first", columns, rows, numbers=(2, 5))
 
     def _refused(self) -> dict[str, int]:
         return {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
@@ -204,16 +225,38 @@ class GatePage:
             ("Queries in an hour, most", rules.queries_per_hour), ("Askers", len(rules.askers)), ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
         ])  # fmt: skip
 
-    def _form(self) -> Markup:
+    def _form(self, halted: bool) -> Markup:
         if not self._token:
             words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
             return section("pause", "Pause", tag("p", *words))
         box = tag("input", type="password", name="token", id="token", autocomplete="off", required=True)
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
-        both = (("Pause the gate", "pause"), ("Let it answer again", "resume"))
-        buttons = join((tag("button", name, type="submit", name="do", value=value) for name, value in both), " ")
-        words = "A paused gate refuses every query until it is resumed, also after a restart. What is being computed is finished."
-        return section("pause", "Pause", tag("p", words), tag("form", field, buttons, action="/silo/pause", method="post"))
+        name, value = ("Let it answer again", "resume") if halted else ("Pause the gate", "pause")
+        button = tag("button", name, type="submit", name="do", value=value, id="do")
+        words = (
+            "A paused gate refuses every query until it is resumed, also after a restart. An answer that is being computed is still sent."
+        )
+        return section("pause", "Pause", tag("p", words), tag("form", field, button, action="/silo/pause", method="post"))
+
+
+def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
+    """The budget as a bar of its charges, and how it went down over time."""
+    kinds = list(dict.fromkeys(q["kind"] for q in queries))
+    said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
+    bar = spent_bar(name, [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)], used, kinds)
+    drawn = [tag("figure", said, bar, legend(kinds) if kinds else "")]
+    if not queries:
+        return drawn
+    moments = [datetime.fromisoformat(q["time"]) for q in queries]
+    length = (moments[-1] - moments[0]).total_seconds()
+    unit, seconds = next(((unit, seconds) for unit, seconds in UNITS if length >= 2 * seconds), UNITS[-1])
+    points = [(0.0, 0.0)]
+    for moment, q in zip(moments, queries, strict=True):
+        across = (moment - moments[0]).total_seconds() / seconds
+        points += [(across, points[-1][1]), (across, 1 - q["left"])]
+    since = f"Share of the budget that was used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step up is a charge; a flat stretch is a time without questions."
+    drawn.append(chart("Spent over time", since, [Series("used", points, 0, area=True)], across=unit, up="used", percent=True, top=1.0))
+    return drawn
 
 
 def _percent(text: str | None) -> str:

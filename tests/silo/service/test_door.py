@@ -40,6 +40,7 @@ from silodp.core.statistics import (
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw
+from silodp.silo.ledger.care import look
 from silodp.silo.ledger.durable import DurableLedger, Identity, QueryLedger
 from silodp.silo.service import door as module
 from silodp.silo.service import policy as policies
@@ -180,6 +181,38 @@ def test_an_id_with_other_content_or_of_another_asker_is_refused(tmp_path):
     assert ledger.head() == head
     ledger.purge("q1")
     assert code(door, asked("q1")) == "purged"
+
+
+def test_answers_are_kept_for_as_long_as_the_policy_says_and_whoever_asks_later_is_refused_and_pays_nothing(tmp_path):
+    clock = [time.time()]
+    door, ledger = silo(tmp_path, policy=replace(POLICY, keep_answers=2), clock=lambda: clock[0])
+    first, spent = door.handle(asked("q1")), ledger.used()
+    clock[0] += 86400
+    assert door.handle(asked("q1")) == first
+    clock[0] += 2 * 86400
+    assert code(door, asked("q2")) == "answered"
+    assert code(door, asked("q1")) == "purged"
+    assert first not in ledger.path.read_bytes()
+    assert ledger.stored("q1") is None
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer", "purge", "charge", "answer"]
+    assert ledger.used() == pytest.approx(2 * spent)
+    ledger.verify()
+    again, ledger = silo(tmp_path, policy=replace(POLICY, keep_answers=2), ledger=DurableLedger.open(ledger.path))
+    assert code(again, asked("q1")) == "purged", "also by a clock that went back"
+    assert code(again, asked("q2")) == "answered"
+    assert len(list(ledger.entries())) == 5
+
+
+def test_many_old_answers_are_purged_in_one_chain_and_fsck_finds_nothing_wrong(tmp_path):
+    door, ledger = silo(tmp_path)
+    for i in range(4):
+        assert code(door, asked(f"q{i}", noise=50.0)) == "answered"
+    assert ledger.purge_before("2020-01-01") == 0
+    assert ledger.purge_before("9999-01-01") == 4
+    assert ledger.purge_before("9999-01-01") == 0
+    ledger.verify()
+    assert [line for line in look(ledger.path) if not line.startswith("warning")] == [], "fsck"
+    assert [code(door, asked(f"q{i}", noise=50.0)) for i in range(4)] == ["purged"] * 4
 
 
 def test_what_was_charged_and_not_stored_is_computed_again_under_the_same_charge(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from silodp.silo.ledger.chain import Entry, LedgerSettings
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
 from silodp.silo.ledger.identity import MOSTLY, SAME, Identity, Registered, Registry, tag
 from silodp.silo.ledger.query import QueryLedger
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.tally import Known, Tally
 
 __all__ = ["DurableLedger", "Entry", "Identity", "QueryLedger"]
 
@@ -153,10 +153,25 @@ class DurableLedger:
             if known is None:
                 raise BadInput(f"the ledger {self.path} has no query {query_id!r}")
             if not known.purged:
-                about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
-                file.append(connection, "purge", event={}, **about)
-                if known.answer:
-                    connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
+                self._drop(connection, known)
+
+    def purge_before(self, day: str) -> int:
+        """Drops every stored answer whose query was charged before this day (2026-11-17, UTC); how many there were.
+
+        It is the charge's day that decides: when an answer was ready, which may depend on records, decides nothing.
+        """
+        file, last = self._file, None
+        with file.change(explain=True) as connection:
+            old = [known for known in file.tally.queries.values() if known.answer and not known.purged and known.charge.time < day]
+            for known in old:
+                last = self._drop(connection, known, last)
+        return len(old)
+
+    def _drop(self, connection: sqlite3.Connection, known: Known, after: Entry | None = None) -> Entry:
+        about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
+        if known.answer:
+            connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
+        return self._file.append(connection, "purge", event={}, after=after, **about)
 
     def check_identity(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> float:
         """`recognise`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""

@@ -165,7 +165,7 @@ class LedgerFile:
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
         """The stored answer; Altered if its bytes are not those whose hash is in the chain."""
-        if known is None or known.answer is None:
+        if known is None or known.answer is None or known.purged:
             return None
         row = connection.execute("SELECT bytes FROM answers WHERE sequence = ?", (known.answer.sequence,)).fetchone()
         if row is None or not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != known.answer_sha256:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -111,7 +111,7 @@ class Door:
         self._shuffling, self._masks = shuffling, masks
         self._charges, self._noted, self._note = Charges(ledger), noted, FrameNote("answered")
         self._lock = threading.Lock()
-        self._paused = False
+        self._paused, self._purged = False, date.min
         self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
         self._longest += ROW * (len(masks.policy.members) + 1) if masks else 0
         self.limit = max(self._longest, HOLD_LIMIT)
@@ -158,6 +158,7 @@ class Door:
         if query.mechanism.total:
             self._check_total(envelope)
             round = envelope.shuffle_round
+        self._purge(now)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         paid = self._ledger.for_query(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, generation=self._generation,
@@ -191,6 +192,14 @@ class Door:
         if query.mechanism.masked and self._masks:
             self._masks.forget(asker, envelope.run)
         return stored
+
+    def _purge(self, now: float) -> None:
+        """Once a day, before a question is looked up: answers that are older than the policy keeps them."""
+        today = datetime.fromtimestamp(now, UTC).date()
+        if today != self._purged:
+            with _closed():
+                self._ledger.purge_before((today - timedelta(days=self._policy.keep_answers)).isoformat())
+            self._purged = today
 
     def _hold(self, frame: bytes) -> bytes:
         """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""

@@ -83,7 +83,7 @@ CODES: dict[str, str] = {
     "lapsed": "The hold of this id has ended, or its run has asked for another or ended since; a new one needs an id and a higher number.",
     "id": "A name in the query is empty, too long or not printable.",
     "id-reused": "The query's id belongs to a query with other content.",
-    "purged": "The answer to this query id has been deleted, and is never computed again.",
+    "purged": "The answer to this query id is older than the policy's keep_answers and was deleted: it is never computed again, and nothing is charged.",
     "ledger": "The ledger is missing, altered, behind its anchor or cannot be written; the operator must look at it.",
     "internal": "The gate could not answer, for a reason that has to do with no record.",
 }
@@ -144,6 +144,7 @@ class Policy:
     checked: str = ""
     study: str = ""
     asker_names: tuple[str, ...] = ()
+    keep_answers: int = 30
 
     def __post_init__(self) -> None:
         _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
@@ -180,6 +181,7 @@ class Policy:
             raise BadInput(f"policy: hold_share is {self.hold_share!r}; it must be a share of the budget, above 0 and at most 1")
         check_whole("policy", "holds_per_asker", self.holds_per_asker, 1, 64)
         check_whole("policy", "hold_seconds", self.hold_seconds, 1, 30 * 86400)
+        check_whole("policy", "keep_answers", self.keep_answers, 1, 36500)
         if not isinstance(self.sees_left, tuple) or any(key not in self.askers for key in self.sees_left):
             raise BadInput(f"policy: sees_left is {self.sees_left!r}; it must be a list of some of the askers, or empty")
 

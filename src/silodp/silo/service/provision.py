@@ -52,6 +52,7 @@ COMMENTS = {
     "hold_share": "Share of the budget that one asker may hold for its runs at once: so much it can keep from others for a time.",
     "holds_per_asker": "Runs for which one asker may hold budget at once.",
     "hold_seconds": "Seconds after which a hold ends by itself, should its run not end it; a run that goes on renews it.",
+    "keep_answers": "Days for which an answer is kept, for a server that asks again what it has not heard; then its bytes are deleted, and its charge stays.",
     "sees_left": "Those of the askers that are told what is left of the budget, when they ask for a hold. The others can find it by yes and no.",
     "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
     "label": "Its column with the label.",

@@ -10,6 +10,7 @@ SILODP_LONG is the number of storms.
 """
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -292,11 +293,11 @@ def _makes_namespaces() -> bool:
 def questions(out: Path) -> int:
     """How many are in the journal, as far as it is whole."""
     with contextlib.suppress(FileNotFoundError):
-        data, at, count = (out / "journal").read_bytes(), 0, -1
+        data, at, count = (out / "journal").read_bytes(), 0, 0
         while at < len(data):
-            at += 8 + int.from_bytes(data[at : at + 8], "big") + 32
-            count += at <= len(data)
-        return max(count, 0)
+            begin, at = at + 12, at + 8 + int.from_bytes(data[at : at + 8], "big") + 32
+            count += at <= len(data) and data.startswith(b'{"sequence"', begin)
+        return count
     return 0
 
 
@@ -375,9 +376,9 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
     header = copy.read_bytes()
     told = json.loads(header[12 : 12 + int.from_bytes(header[8:12], "big")])
     journal = Journal(copy, told["run"], told["config"])
-    used = [(name, reply) for record in iter(journal.read, None) for name, reply in record.replies.items()]
+    used = [(name, heard.sha256) for record in iter(journal.read, None) for name, heard in record.heard.items()]
     journal.close()
-    assert set(used) <= set(released), "the relay has seen everything"
+    assert set(used) <= {(name, hashlib.sha256(reply).hexdigest()) for name, reply in released}, "the relay has seen everything"
     passed: dict[str, Passed] = {}
     for raw in {reply for name, reply in released if name == "shuffler"}:
         outcome = decode_outcome(raw, limit=2**20, shuffler_key=ground.mixer.sign if ground.mixer else "")

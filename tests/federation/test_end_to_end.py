@@ -4,6 +4,7 @@ The same is asked of every engine. Few rounds: Flower takes seconds for each.
 """
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ from silodp.server.approval import check_study
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
 from silodp.server.order import Order
-from silodp.server.remote import Answers, Remote, Timeouts
+from silodp.server.remote import Remote, Timeouts
 from silodp.server.run import plan_order
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
@@ -148,18 +149,20 @@ def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_th
 
 
 class Played:
-    """A channel to nobody: the replies in a journal, each opened with its silo's key alone."""
+    """A channel to nobody: the replies whose hashes are in a journal, from the silos' ledgers, each opened with its silo's key alone."""
 
-    def __init__(self, cards, rounds) -> None:
-        self._cards, self._rounds = cards, iter(rounds)
+    def __init__(self, cards, ledgers, rounds) -> None:
+        self._cards, self._ledgers, self._rounds = cards, ledgers, iter(rounds)
 
-    def ask(self, query, silos):
-        replies, values = next(self._rounds).replies, []
+    def combined(self, query, silos, weights):
+        told, total = next(self._rounds), np.zeros((1, query.statistic.w.shape[-1]))
         for i in silos:
-            reply = decode_reply(replies[self._cards[i].name], limit=2**20, silo_key=self._cards[i].key)
+            card = self._cards[i]
+            (raw,) = [r for r in self._ledgers[i] if hashlib.sha256(r).hexdigest() == told.heard[card.name].sha256]
+            reply = decode_reply(raw, limit=2**20, silo_key=card.key)
             assert isinstance(reply, Answer)
-            values.append(reply.value.to(query.statistic.w.dtype))
-        return Answers(torch.stack(values, 1), tuple(silos))
+            total += reply.value.numpy()
+        return torch.from_numpy(total / len(silos)).to(query.statistic.w.dtype), tuple(silos)
 
 
 class Nobody:
@@ -190,7 +193,9 @@ def test_the_recorded_releases_played_to_the_generator_give_the_same_iterates_bi
     assert journal.read() is None
     journal.close()
     journal = journal_of(tmp_path / "run")
-    played = Played(federation.cards, iter(journal.read, None))
+    ledgers = [DurableLedger.open(Path(Place.load(policy).ledger)) for policy in federation.policies]
+    kept = [[one.stored(e.query_id) for e in one.entries() if e.act == "answer" and e.run == trained["run"]] for one in ledgers]
+    played = Played(federation.cards, kept, iter(journal.read, None))
     second = list(run(Federation(played, Everyone(3)), federation.problem, start, **plan.mechanisms))
     journal.close()
     assert len(first) == len(second) == ORDER.rounds

@@ -2,15 +2,18 @@
 
 import multiprocessing
 
+import numpy as np
 import pytest
 
 from silodp.core.errors import BadInput
-from silodp.server.journal import Journal, Round
+from silodp.server.journal import Heard, Journal, Round
+from silodp.server.replies import Key, Replies
 
+HEARD = Heard("f" * 64, 3, "e" * 64, 1.25)
 ROUNDS = [
-    Round(0, {"a": "1" * 64, "b": "2" * 64}, {"a": b"\0" * 300, "b": b""}, {}),
-    Round(1, {"a": "3" * 64, "b": "4" * 64}, {"b": bytes(range(256))}, {"a": "silent"}),
-    Round(2, {"b": "5" * 64}, {"b": b"x"}, {"a": "retired"}),
+    Round(0, {"a": "1" * 64, "b": "2" * 64}, {}, {"a": HEARD}, {"a": b"\0" * 300, "b": b""}),
+    Round(1, {"a": "3" * 64, "b": "4" * 64}, {"a": "silent"}, {"b": HEARD}, {"b": bytes(range(256))}),
+    Round(2, {"b": "5" * 64}, {"a": "retired"}, {"b": HEARD}, value=np.arange(60, dtype=np.float32).reshape(1, -1)),
 ]
 
 
@@ -35,7 +38,9 @@ def test_what_was_written_is_read_again_and_then_goes_on(tmp_path):
     path = written(tmp_path / "journal")
     found, journal = read(path)
     assert found == ROUNDS
-    more = Round(3, {"a": "6" * 64}, {"a": b"more"}, {})
+    np.testing.assert_array_equal(found[2].value, ROUNDS[2].value)
+    assert found[2].value.dtype == np.float32
+    more = Round(3, {"a": "6" * 64}, {}, {"a": HEARD})
     journal.write(more)
     journal.close()
     found, journal = read(path)
@@ -71,7 +76,7 @@ def test_wherever_the_file_is_cut_whole_records_are_read_and_the_rest_is_written
 
 def test_a_question_that_nobody_answered_is_asked_again_if_the_run_stopped_there_and_stands_if_it_was_killed_after_it(tmp_path):
     """One by one, silos may be absent and the run goes on: then later questions were asked after the empty record, and it must stand."""
-    empty = Round(3, {"a": "6" * 64}, {}, {"a": "silent"})
+    empty = Round(3, {"a": "6" * 64}, {"a": "silent"})
     found, journal = read(written(tmp_path / "killed", [*ROUNDS, empty]))
     assert found == [*ROUNDS, empty]
     journal.stop(4)  # the iterate that began with question 4 was never made, question 3 was one of the iterate before
@@ -82,7 +87,7 @@ def test_a_question_that_nobody_answered_is_asked_again_if_the_run_stopped_there
     journal.close()
     found, journal = read(tmp_path / "killed")
     assert found == ROUNDS
-    after = Round(3, {"a": "6" * 64}, {"a": b"late"}, {})
+    after = Round(3, {"a": "6" * 64}, {}, {"a": HEARD})
     journal.write(after)
     journal.stop(3)
     journal.close()
@@ -139,3 +144,53 @@ def test_one_process_at_a_time(tmp_path):
         assert wanted in answers.get(timeout=600)
         other.join(600)
         journal.close()
+
+
+# --- iterates, and the replies that they are made of -----------------------------------------------------------------------------------
+
+
+KEYS = [Key(0, "a", "1" * 64), Key(0, "b", "2" * 64), Key(1, "a", "3" * 64)]
+
+
+def test_replies_stay_until_their_iterate_is_on_the_disk_and_an_iterate_is_compared_when_it_is_made_again(tmp_path):
+    journal = Journal(tmp_path / "journal", "run", "c" * 64)
+    journal.read()
+    journal.replies.keep(KEYS[0], b"reply")
+    journal.write(ROUNDS[0])
+    journal.close()
+    journal = Journal(tmp_path / "journal", "run", "c" * 64)
+    assert journal.replies.get(KEYS[0]) == b"reply", "killed after the mean, before the iterate"
+    assert journal.read() == ROUNDS[0]
+    journal.iterate(1, "a" * 64)
+    assert KEYS[0] not in journal.replies
+    assert (tmp_path / "replies").stat().st_size == 0
+    journal.close()
+    journal = Journal(tmp_path / "journal", "run", "c" * 64)
+    journal.read()
+    with pytest.raises(BadInput, match="iterate 1 is not the one in the journal"):
+        journal.iterate(1, "b" * 64)
+    journal.close()
+    found, journal = read(tmp_path / "journal")
+    assert found == ROUNDS[:1]
+    journal.close()
+
+
+def test_wherever_the_file_of_replies_is_cut_or_bent_whole_ones_before_it_are_kept_and_the_rest_is_asked_for_again(tmp_path):
+    path, frames = tmp_path / "replies", [b"x" * 90, b"", bytes(range(200))]
+    kept, ends = Replies(path), []
+    for key, frame in zip(KEYS, frames, strict=True):
+        kept.keep(key, frame)
+        ends.append(path.stat().st_size)
+    kept.close()
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 5):
+        for content in (whole[:cut], whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :]):
+            path.write_bytes(content)
+            found = Replies(path)
+            there = [key for key in KEYS if key in found]
+            assert there == KEYS[: sum(end <= cut for end in ends)], cut
+            assert [found.get(key) for key in there] == frames[: len(there)]
+            for key, frame in zip(KEYS, frames, strict=True):
+                found.keep(key, frame)
+            found.close()
+            assert path.read_bytes() == whole

@@ -15,6 +15,7 @@ from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.protocol.codec import Answer, Refusal, decode_query, encode_reply
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
+from silodp.core.weights import Weights
 from silodp.server.algorithms.prox_svrg import prox_svrg
 from silodp.server.algorithms.scaffold import scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
@@ -277,6 +278,61 @@ def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_
         ["silo-0", "silo-1", "silo-2"],
         ["silo-0", "silo-2"],
     ]
+
+
+class Streamed(Local):
+    """Brings replies one by one, in an order of its own."""
+
+    order = (2, 0, 1)
+
+    def stream(self, frames, timeout):
+        for i in self.order:
+            if (name := f"silo-{i}") in frames and name not in self.down:
+                yield name, self.silos[name].handle(frames[name])
+                yield name, b"once more"
+
+
+def test_the_mean_has_the_same_bits_in_whatever_order_replies_come_and_wherever_they_waited(three, monkeypatch):
+    problem, records = three
+    found = []
+    for order, room in (((0, 1, 2), 2**20), ((2, 0, 1), 2**20), ((2, 1, 0), 0), ((1, 2, 0), 0)):
+        monkeypatch.setattr("silodp.server.adding.ROOM", room)
+        channel, silos, _ = connect(problem, records)
+        channel._carrier = carrier = Streamed(silos)
+        carrier.order = order
+        noise = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+        for rule in ("equal", "records", "precision"):
+            found.append(Federation(channel, Everyone(3), Weights(rule, (20, 20, 20))).mean(gradient(problem, noise)))
+    for i, mean in enumerate(found):
+        assert torch.equal(mean, found[i % 3])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_how_long_silos_are_waited_for_follows_from_the_models_size_and_then_from_their_answers():
+    small, large = Timeouts.estimated(parameters=1000, records=500), Timeouts.estimated(parameters=10**7, records=1000)
+    assert (small.retry, small.deadline) == (pytest.approx(10, abs=0.1), pytest.approx(60, abs=0.1))
+    assert large.retry > 100
+    assert large.deadline > 3 * large.retry - 30
+    assert (large.after(None), large.quick.retry) == (large, 10.0)
+    assert (large.after(4.0).retry, large.after(4.0).deadline) == (22.0, 96.0)
+    assert QUICK.after(4.0) == QUICK, "what the operator says holds"
+
+
+def test_a_slow_silo_is_not_sent_the_same_bytes_again_before_it_can_have_answered(three, clock):
+    problem, records = three
+    channel, silos, carrier = connect(problem, records, timeouts=Timeouts.estimated(parameters=10**7, records=1000))
+    waits, honest = [], carrier.exchange
+
+    def exchange(frames, timeout):
+        waits.append(timeout)
+        clock.now += 20.0
+        return honest(frames, timeout)
+
+    carrier.exchange = exchange
+    for _ in range(2):
+        channel.ask(gradient(problem), range(3))
+    assert waits == [pytest.approx(230), pytest.approx(70)]
+    assert [len(silo.frames) for silo in silos] == [2, 2, 2]
 
 
 def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentence(three):

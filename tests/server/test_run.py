@@ -4,17 +4,16 @@ import json
 from dataclasses import asdict
 
 import pytest
-import torch
 from torch import nn
 
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.card import Card
-from silodp.core.protocol.codec import Answer
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.server.advice import Advice
+from silodp.server.journal import Heard
 from silodp.server.order import Order
 from silodp.server.progress import Progress
 from silodp.server.remote import QuestionReport
@@ -32,7 +31,7 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     record = Progress(tmp_path, keep=False)
     tally = Tally([card], plan, record)
     told = QuestionReport(sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False)
-    tally._look(told, {"a": Answer("a", "q", "0" * 64, torch.zeros(1, 3), query.event(), 1, "0" * 64)})
+    tally._look(told, {"a": Heard("0" * 64, 1, "0" * 64, 0.0)})
     record.close()
     line = json.loads((tmp_path / "progress.jsonl").read_text())
     assert line["noise"] == pytest.approx(2.0 * 2 / 50 * 3**0.5)

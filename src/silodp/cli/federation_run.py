@@ -36,11 +36,19 @@ def run(
     quorum: Annotated[
         int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; of totals, all.")
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds after which a round goes on without whoever is silent.")] = 60.0,
-    patience: Annotated[float, typer.Option(help="Seconds that a round waits for the quorum.")] = 300.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a round goes on without whoever is silent. 60, and more for models and silos that take longer."
+        ),
+    ] = None,
+    patience: Annotated[float | None, typer.Option(help="Seconds that a round waits for the quorum. 300, and more likewise.")] = None,
     retry: Annotated[
-        float, typer.Option(help="Seconds after which the same question is sent again; each further time after twice as long.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            help="Seconds after which the same question is sent again; each further time after twice as long. 10, and more likewise."
+        ),
+    ] = None,
     drops: Drops = 0.0,
     resume: Resume = False,
     new: New = False,
@@ -120,7 +128,11 @@ def run(
             say_advice(advice)
     if not as_json:
         say(attested({card.name: card.checked for card in cards}))
-    waits = Timeouts(deadline=deadline, limit=max(patience, deadline), retry=min(retry, deadline))
+    waits = None
+    if (deadline, patience, retry) != (None, None, None):  # then nothing is estimated
+        until = Timeouts.deadline if deadline is None else deadline
+        often = Timeouts.retry if retry is None else retry
+        waits = Timeouts(deadline=until, limit=max(Timeouts.limit if patience is None else patience, until), retry=min(often, until))
     conduct = Conduct(
         cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
         run=run_id, holds=peer.holds if peer else Holds, held=_show_held if not as_json else lambda held: None,

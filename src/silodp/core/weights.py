@@ -50,16 +50,20 @@ class Weights:
         """Of each silo, the number of records trained on."""
         return tuple(n - h for n, h in zip(self.counts, self.held_out, strict=True))
 
-    def shares(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
-        """a_i of these silos in their order, (1, M) or (J, M), float64; `precision` is 1 / variance of each one's noise, up to a factor."""
+    def raw(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
+        """a_i of these silos in their order up to a common factor, (1, M) or (J, M), float64; `precision` is 1 / variance of each one's noise, up to a factor."""
         match self.rule:
             case "equal":
-                raw = torch.ones(1, len(silos), dtype=torch.float64)
+                return torch.ones(1, len(silos), dtype=torch.float64)
             case "records":
-                raw = torch.tensor([[float(self.trained[i]) for i in silos]], dtype=torch.float64)
+                return torch.tensor([[float(self.trained[i]) for i in silos]], dtype=torch.float64)
             case _:
                 assert precision is not None
-                raw = precision
+                return precision
+
+    def shares(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
+        """The same, with sum 1."""
+        raw = self.raw(silos, precision)
         return raw / raw.sum(1, keepdim=True)
 
     def for_totals(self) -> Weights:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from silodp.core.errors import BadInput
 
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
 """Codes of a daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
+WORK, CARRIED = 1e8, 1e6
+"""What a slow gate and a slow line do in a second: parameters times records that are summed, and bytes."""
 
 
 class Carrier(Protocol):
@@ -25,6 +27,13 @@ class Carrier(Protocol):
     def names(self) -> list[str]: ...
 
 
+@runtime_checkable
+class Streaming(Carrier, Protocol):
+    """One that brings each reply as it comes, and the next when that has been taken."""
+
+    def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterable[tuple[str, bytes]]: ...
+
+
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered, and waits for enough until `limit`.
@@ -35,6 +44,25 @@ class Timeouts:
     deadline: float = 60.0
     limit: float = 300.0
     retry: float = 10.0
+    learn: bool = False
+    """Whether they are a guess, which the first answers better."""
+
+    @classmethod
+    def estimated(cls, *, parameters: int, records: int, releases: int = 1) -> Timeouts:
+        """For answers about so many parameters and records, which are public: what a slow gate takes for them comes on top of what is always waited."""
+        return cls()._with(releases * parameters * records / WORK + 12 * parameters / CARRIED)
+
+    def after(self, took: float | None) -> Timeouts:
+        """The same once it is known how long the silos took for a question of the kind: thrice that is waited on top, whatever was guessed."""
+        return self if took is None or not self.learn else Timeouts()._with(3 * took)
+
+    def _with(self, seconds: float) -> Timeouts:
+        return Timeouts(self.deadline + 3 * seconds, self.limit + 10 * seconds, self.retry + seconds, learn=True)
+
+    @property
+    def quick(self) -> Timeouts:
+        """For what no record is looked at for: a hold, a key."""
+        return replace(self, retry=min(self.retry, Timeouts.retry))
 
     def __post_init__(self) -> None:
         if not 0 < self.retry <= self.deadline <= self.limit < math.inf:
@@ -51,18 +79,21 @@ class Sending:
         self.gone = ""
         """Why the carrier itself could not be reached the last time; empty where it could."""
 
-    def send(self, frames: Mapping[str, bytes], left: float) -> dict[str, bytes]:
-        """The replies that came, by silo; none where the carrier is gone."""
-        sent = time.monotonic()
+    def send(self, frames: Mapping[str, bytes], left: float) -> Iterator[tuple[str, bytes]]:
+        """(silo, reply) as they come; no more of them where the carrier is gone."""
+        sent, wait = time.monotonic(), min(self._wait, max(left, 1.0))
         try:
-            came, self.gone = self._carrier.exchange(frames, min(self._wait, max(left, 1.0))), ""
+            if isinstance(self._carrier, Streaming):
+                yield from self._carrier.stream(frames, wait)
+            else:
+                yield from self._carrier.exchange(frames, wait).items()
+            self.gone = ""
         except Exception as error:  # the wire's own exception, which this folder may not name
             if not isinstance(code := getattr(error, "code", None), str):
                 raise
-            came, self.gone = {}, code
+            self.gone = code
         if time.monotonic() - sent >= self._wait:
             self._wait *= 2
-        return came
 
     @property
     def removed(self) -> frozenset[str]:

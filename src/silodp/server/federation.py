@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -36,6 +36,13 @@ class Channel(Protocol):
     """Carries one query to the named silos and brings back the releases of those that answer, stacked on the silo axis."""
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered: ...
+
+
+@runtime_checkable
+class Combining(Protocol):
+    """A channel that combines answers itself, as they come: (J, d), and whose they are."""
+
+    def combined(self, query: Query, silos: Sequence[int], weights: Weights) -> tuple[Tensor, tuple[int, ...]]: ...
 
 
 class StopRun(Exception):
@@ -143,21 +150,23 @@ class Federation:
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in the paper."""
-        answers = self._ask(query)
-        return query.mechanism.combine(answers.value, answers.silos, self._weights)
+        return self._ask(query)[0]
 
     def measure(self, query: Query) -> Measured:
         """The same, and what is known of its error: public, as prices and weights are."""
-        answers, mechanism = self._ask(query), query.mechanism
-        mean = mechanism.combine(answers.value, answers.silos, self._weights)
-        return Measured(mean, *mechanism.deviation(answers.silos, self._weights))
+        mean, silos = self._ask(query)
+        return Measured(mean, *query.mechanism.deviation(silos, self._weights))
 
-    def _ask(self, query: Query) -> Answered:
+    def _ask(self, query: Query) -> tuple[Tensor, tuple[int, ...]]:
         asked = self._participation.draw()
-        answers = self._channel.ask(query, asked)
-        if len(answers.silos) < len(asked):
-            self._participation.missed(answers.silos)
-        return answers
+        if isinstance(self._channel, Combining):
+            mean, silos = self._channel.combined(query, asked, self._weights)
+        else:
+            answers = self._channel.ask(query, asked)
+            mean, silos = query.mechanism.combine(answers.value, answers.silos, self._weights), answers.silos
+        if len(silos) < len(asked):
+            self._participation.missed(silos)
+        return mean, silos
 
     def each(self) -> dict[int, Federation]:
         """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""

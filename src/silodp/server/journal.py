@@ -1,11 +1,14 @@
 """The transcript of a run over a network, written after every question: what a killed server needs to go on without a second spend.
 
-It holds queries' hashes and replies, which are signed by the silos and private already. The file is a sequence of records, each
-length of the payload (8, big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
-big-endian) | header, JSON | the replies' frames, one after another. The first record's header names run and configuration; each other
-has "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code) and "replies" ([silo, bytes], ...).
-A record is on the disk before the iterate that it leads to is made. A torn last record is cut off: its question is asked again under the
-same ids, and the gates have the answers. A last record {"stopped": sequence} says that the run ended in the iterate that began there.
+It holds hashes of queries and of replies, and what was made of the replies (a mean, a total), which is private already. The file is a sequence of
+records, each  length of the payload (8, big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
+big-endian) | header, JSON | frames that are kept whole, one after another | the numbers of the mean. The first record's header names run and configuration;
+each other is of a question, with "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code), "heard" (silo: `Heard`), "replies" ([name, bytes], ...)
+and "value" (type, shape); or of an iterate, with its number and SHA-256.
+
+Replies themselves are in the file "replies" beside it (`replies`): each before anything is made of it, and until the iterate is here. A record is on the
+disk before the iterate that it leads to is made. A torn last record is cut off, and made again of the replies, or of the gates' answers to the same ids.
+A last record {"stopped": sequence} says that the run ended in the iterate that began there.
 """
 
 from __future__ import annotations
@@ -14,25 +17,42 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from silodp.core.errors import BadInput
+import numpy as np
 
-VERSION = 1
+from silodp.core.errors import BadInput
+from silodp.server.replies import Replies
+
+VERSION = 2
 _LENGTH, _HASH = 8, 32
 
 
 @dataclass(frozen=True)
+class Heard:
+    """What is kept of a silo's reply: its SHA-256, the silo's ledger as it says (entries, hash of the last), how long the answer is as a vector, and of a
+    sealed one the SHA-256 of the box."""
+
+    sha256: str
+    count: int
+    head: str
+    norm: float | None = None
+    box: str = ""
+
+
+@dataclass(frozen=True)
 class Round:
-    """One question: whom it went to, under which hash, what they replied, and why the others did not count."""
+    """One question: whom it went to, under which hash, what was heard and made of it, and why the others did not count."""
 
     sequence: int
     asked: dict[str, str]
-    replies: dict[str, bytes]
     dropped: dict[str, str]
+    heard: dict[str, Heard] = field(default_factory=dict)
+    replies: dict[str, bytes] = field(default_factory=dict)
+    """Those that are kept whole: they are short, or the total itself."""
+    value: np.ndarray | None = field(default=None, compare=False)
 
 
 class Journal:
@@ -40,7 +60,7 @@ class Journal:
 
     def __init__(self, path: Path, run: str, config: str) -> None:
         """Opens the journal of this run, or makes a new one if there is none; another run's, or a damaged one, is BadInput."""
-        self.path = path
+        self.path, self.replies = path, Replies()
         try:
             new = not path.exists()
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
@@ -51,15 +71,19 @@ class Journal:
         except OSError as error:
             raise BadInput(f"the journal {path} cannot be opened: {error.strerror}") from None
         self._head, self._ended = bytes(_HASH), False
+        self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
         first = None if new else self._next()
         self.new = first is None
         """Whether nothing was ever asked in this run."""
         if first is None:
-            self._append(header, {})
+            self._append(header)
             self._ended = True
             _sync_folder(path.parent)
-        elif first[0] != header:
+        elif first.get("version") != VERSION:
+            self.close()
+            raise BadInput(f"the journal {path} is of another version of silodp; a run is resumed by the version that began it")
+        elif first != header:
             self.close()
             raise BadInput(f"the journal {path} belongs to another run or to other settings; choose another folder, or resume that run")
         else:
@@ -67,28 +91,41 @@ class Journal:
 
     def read(self) -> Round | None:
         """The next record, or None after the last; from then on the journal takes new ones."""
-        if self._ended or (found := self._next()) is None:
+        found = None if self._ended else self._next()
+        while found and "iterate" in found:  # of a run whose iterates nobody wants to compare
+            found = self._next()
+        if found is None:
             self._ended = True
             return None
-        header, replies = found
-        return Round(header["sequence"], header["asked"], replies, header["dropped"])
+        told = {name: Heard(**about) for name, about in found["heard"].items()}
+        return Round(found["sequence"], found["asked"], found["dropped"], told, found["frames"], found["numbers"])
+
+    def iterate(self, number: int, sha256: str) -> None:
+        """The iterate is there: what it was made of is let go of. BadInput where the journal has another one."""
+        header = {"iterate": number, "sha256": sha256}
+        if not self._ended and (found := self._next()) is not None:
+            if any(found.get(name) != value for name, value in header.items()):
+                raise BadInput(f"iterate {number} is not the one in the journal {self.path}; the run can only go on with the same versions")
+            return
+        self._ended = True
+        self._append(header)
+        self.replies.clear()
 
     def stop(self, since: int) -> None:
         """Marks that the run has stopped in the iterate that began with question `since`: what nobody replied to is asked again then."""
         if self._ended:
-            self._append({"stopped": since}, {})
+            self._append({"stopped": since})
 
     def _unmark(self) -> None:
         """Cuts off a mark at the end, with the questions before it that nobody replied to and no iterate was made of."""
         begin, head = self._file.tell(), self._head
         unanswered: list[tuple[int, int]] = []
         cut, start = None, begin
-        while cut is None and (found := self._next()):
-            header, replies = found
+        while cut is None and (header := self._next()):
             if "stopped" in header:
                 cut = min((place for sequence, place in unanswered if sequence >= header["stopped"]), default=start)
-            else:
-                unanswered = [] if replies else [*unanswered, (header["sequence"], start)]
+            elif "sequence" in header:
+                unanswered = [] if header["heard"] or header["replies"] else [*unanswered, (header["sequence"], start)]
             start = self._file.tell()
         if cut is not None:
             self._file.truncate(cut)
@@ -99,16 +136,23 @@ class Journal:
         """Afterwards the record is on the disk."""
         if not self._ended:
             raise RuntimeError("a journal is read to its end before it is written")
-        self._append({"sequence": told.sequence, "asked": told.asked, "dropped": told.dropped}, told.replies)
+        header = {"sequence": told.sequence, "asked": told.asked, "dropped": told.dropped}
+        header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
+        header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}
+        value = [] if told.value is None else [np.ascontiguousarray(told.value)]
+        header |= {"value": [[part.dtype.str, part.shape] for part in value]}
+        self.replies.sync()
+        self._append(header, *told.replies.values(), *(part.reshape(-1).view(np.uint8).data for part in value))
 
     def close(self) -> None:
         self._file.close()
+        self.replies.close()
 
-    def _append(self, header: dict[str, Any], replies: Mapping[str, bytes]) -> None:
-        text = json.dumps(header | ({"replies": [[name, len(raw)] for name, raw in replies.items()]} if "asked" in header else {})).encode()
-        payload, head = (len(text).to_bytes(4, "big"), text, *replies.values()), hashlib.sha256(self._head)
+    def _append(self, header: dict[str, Any], *parts: bytes | memoryview) -> None:
+        text = json.dumps(header).encode()
+        payload, head = (len(text).to_bytes(4, "big"), text, *parts), hashlib.sha256(self._head)
         self._file.write(sum(map(len, payload)).to_bytes(_LENGTH, "big"))
-        for part in payload:  # replies may be long: none is copied
+        for part in payload:  # which may be long: none is copied
             head.update(part)
             self._file.write(part)
         self._head = head.digest()
@@ -116,7 +160,8 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _next(self) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    def _next(self) -> dict[str, Any] | None:
+        """The next record's header, with its frames and its numbers."""
         start = self._file.tell()
         size = int.from_bytes(self._file.read(_LENGTH), "big")
         end = start + _LENGTH + size + _HASH
@@ -135,13 +180,17 @@ class Journal:
         return None
 
 
-def _parsed(payload: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _parsed(payload: bytes) -> dict[str, Any]:
     end = 4 + int.from_bytes(payload[:4], "big")
-    header, replies = json.loads(payload[4:end]), {}
-    for name, size in header.get("replies", ()):
-        replies[name] = payload[end : end + size]
-        end += size
-    return header, replies
+    header: dict[str, Any] = json.loads(payload[4:end])
+    if "asked" in header:
+        header |= {"frames": {}, "numbers": None}
+        for name, size in header["replies"]:
+            header["frames"][name] = payload[end : end + size]
+            end += size
+        for kind, shape in header["value"]:
+            header["numbers"] = np.frombuffer(payload, np.dtype(kind), offset=end).reshape(shape)
+    return header
 
 
 def _sync_folder(folder: Path) -> None:

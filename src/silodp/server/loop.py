@@ -47,6 +47,7 @@ class Run:
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
                 kept = [w] if self.made.order.output == "last" else [*kept, w]
                 self.iterates += 1
+                self._made(w)
                 yield self._told()
         except StopRun as stop:
             self.ended = str(stop)
@@ -86,6 +87,9 @@ class Run:
     def _found(self, w: Tensor) -> dict[str, Any]:
         """What else the summary says of a run that hands over w; every other file of the run is written here."""
         raise NotImplementedError
+
+    def _made(self, w: Tensor) -> None:
+        """An iterate is there."""
 
     def _told(self) -> Any:
         """What is known after each iterate."""

@@ -28,21 +28,35 @@ NAME = "progress.jsonl"
 
 
 def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its noise's, and those of their mean.
+    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its noise's, and those of their mean."""
+    norms = values.double().norm(dim=-1).tolist()
+    return measured_norms(query, norms, float(values.double().mean(0).norm()) if norms else None, silos, counts, names)
+
+
+def measured_norms(
+    query: Query,
+    norms: Sequence[float],
+    norm: float | None,
+    silos: Sequence[int],
+    counts: Sequence[int],
+    names: Sequence[str],
+    shares: Sequence[float] = (),
+) -> dict[str, Any]:
+    """The same of releases and a mean whose norms are known; `shares` are what each silo counts in the mean, alike where nothing is said.
 
     The noise's norm is std x sqrt(d) with the std of the mechanism. For local steps it is what the steps' noises add up to if gradient and
     prox operator did not bend them: step x std x sqrt(steps x d).
     """
     statistic, mechanism = query.statistic, query.mechanism
-    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(values.shape[-1]) * statistic.gain
+    dimension = int(statistic.shape[-1])
+    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(dimension) * statistic.gain
     own = [mechanism.of(i).event().multiplier for i in silos]
     noises = [m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown for m, i in zip(own, silos, strict=True)]
-    norms = values.double().norm(dim=-1).tolist()
+    shares = shares or [1 / len(norms) for _ in norms]
     return {
-        "kind": mechanism.kind, "statistic": type(statistic).__name__, "clip": clip, "dimension": int(values.shape[-1]),
+        "kind": mechanism.kind, "statistic": type(statistic).__name__, "clip": clip, "dimension": dimension,
         "answered": {names[i]: {"norm": a, "noise": b, "noise_multiplier": m} for i, a, b, m in zip(silos, norms, noises, own, strict=True)},
-        "norm": float(values.double().mean(0).norm()) if norms else None,
-        "noise": math.hypot(*noises) / len(noises) if norms else None,
+        "norm": norm, "noise": math.hypot(*(share * noise for share, noise in zip(shares, noises, strict=True))) if norms else None,
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class Holds:
         }
         self._open, self.held = {}, {}
         if frames:
-            Sending(self._carrier, min(self._timeouts.retry, RELEASING)).send(frames, RELEASING)
+            dict(Sending(self._carrier, min(self._timeouts.retry, RELEASING)).send(frames, RELEASING))
 
     # --- all or none ------------------------------------------------------------------------------------------------------------
 
@@ -155,9 +155,9 @@ class Holds:
 
     def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
         """The gate's own word, or the code of a refusal; "silent" or another that may pass if nothing better came in time."""
-        sending = Sending(self._carrier, self._timeouts.retry)
+        sending = Sending(self._carrier, self._timeouts.quick.retry)
         while True:
-            raw = sending.send({name: frame}, until - time.monotonic()).get(name)
+            raw = dict(sending.send({name: frame}, until - time.monotonic())).get(name)
             missed = "removed" if name in sending.removed else "silent"
             got = self._opened(self._cards[name], self._open[name], frame, raw) if raw is not None else missed
             if not isinstance(got, str) or got not in PASSING or until <= time.monotonic():

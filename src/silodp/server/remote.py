@@ -8,25 +8,31 @@ the same bytes, which a gate answers from its store.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
+from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.query import Query
+from silodp.core.weights import Weights
+from silodp.server.adding import Mean
 from silodp.server.approval import MOVED, OLDER
 from silodp.server.asking import Carrier, Sending, Timeouts, believed
-from silodp.server.federation import Absent, StopRun
-from silodp.server.journal import Journal, Round
+from silodp.server.federation import Absent, Channel, StopRun
+from silodp.server.journal import Heard, Journal, Round
+from silodp.server.replies import Key, Replies
 
 MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
@@ -58,6 +64,9 @@ class QuestionReport:
     """Where the server sees totals: (1, d), the sum over those who answered, and how many records are in it."""
     lost: tuple[tuple[Event | TotalEvent, tuple[str, ...]], ...] = ()
     """Attempts before, of which no total came, and the silos that may have been charged for each."""
+    norm: float | None = None
+    shares: tuple[float, ...] = ()
+    """Where the server sees answers: how long their mean is, and how much each counts in it."""
 
 
 class Remote:
@@ -73,7 +82,7 @@ class Remote:
         journal: Journal | None = None,
         quorum: int = 1,
         timeouts: Timeouts | None = None,
-        report: Callable[[QuestionReport, Mapping[str, Answer | Sealed]], None] = lambda report, answers: None,
+        report: Callable[[QuestionReport, Mapping[str, Heard]], None] = lambda report, heard: None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """`before` is called before each question that goes out, and not for those that the journal answers."""
@@ -83,7 +92,11 @@ class Remote:
             raise BadInput(f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the number of silos")
         self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
         self._journal, self._quorum, self._timeouts, self._report = journal, quorum, timeouts or Timeouts(), report
-        self._before = before
+        self._replies, self._before = journal.replies if journal else Replies(), before
+        self._pace: dict[str, float] = {}
+        """Seconds that silos take, by kind of question."""
+        self._digests: dict[str, str] = {}
+        """SHA-256 of the bodies that were last made, by silo."""
         self._sequence, self._silent = 0, set[str]()
         self.retired: dict[str, str] = {}
         """Silos that are asked nothing more, with the code of the refusal that ended it."""
@@ -98,23 +111,65 @@ class Remote:
         return self._sequence
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
-        """The releases of those of the silos that answer. Raises StopRun where fewer than the quorum can or do."""
+        """The releases of those of the silos that answer, each by itself. Raises StopRun where fewer than the quorum can or do."""
+        value, members = self._asked(query, silos, None)
+        return Answers(value, members)
+
+    def combined(self, query: Query, silos: Sequence[int], weights: Weights) -> tuple[Tensor, tuple[int, ...]]:
+        """(1, d): their weighted mean, added up as they come."""
+        value, members = self._asked(query, silos, weights)
+        return value[:, 0], members
+
+    def _asked(self, query: Query, silos: Sequence[int], weights: Weights | None) -> tuple[Tensor, tuple[int, ...]]:
+        """(1, 1, d), or (1, M, d) where there are no weights, and the silos that it is of."""
         asked, frames = self._opening(query, silos)
         recorded = self._journal.read() if self._journal else None
+        mechanism, value = cast(Gaussian, query.mechanism), None
         if recorded is None:
-            answers, replies, dropped = self._live(query, asked, frames)
-            self._record(frames, replies, dropped)
+            heard, dropped, mean = self._added(query, asked, frames, weights)
+            members = [i for name, i in asked.items() if name in heard]
+            if members and mean:
+                value = mean.of(members, mechanism.raw_shares(members, weights)[0].tolist() if weights else [])[None]
+            elif members:
+                value = np.stack([self._kept(query, self._cards[i].name, i) for i in members])
+            if value is not None and (like := getattr(query.statistic, "w", None)) is not None:
+                value = value.astype(np.dtype(str(like.dtype).removeprefix("torch.")))
+            self._record(dropped, heard, value)
         else:
-            answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
+            self._check_recorded(recorded)
+            heard, dropped, value = recorded.heard, recorded.dropped, recorded.value
+            members = [i for name, i in asked.items() if name in heard]
         self._settle(frames, dropped)
-        members = tuple(name for name in asked if name in answers)
-        self._closing(QuestionReport(self._sequence, query.event(), members, dropped, recorded is not None, query), answers)
-        if not members:
+        names = tuple(self._cards[i].name for i in members)
+        shares = tuple(mechanism.shares(members, weights)[0].tolist()) if weights and members else ()
+        norm = None if value is None else float(np.linalg.norm(value.mean(0, dtype=np.float64)))
+        told = QuestionReport(self._sequence, query.event(), names, dropped, recorded is not None, query, norm=norm, shares=shares)
+        self._closing(told, heard)
+        if value is None:
             raise Absent(f"nobody answered question {self._sequence} ({_list(dropped)})")
-        like = getattr(query.statistic, "w", None)
-        found = [answer for name in members if isinstance(answer := answers[name], Answer)]
-        values = [answer.value.to(like.dtype if like is not None else torch.float64) for answer in found]
-        return Answers(torch.stack(values, 1), tuple(asked[name] for name in members))
+        if value.shape != (1 if weights else len(members), query.statistic.shape[-1]):
+            raise BadInput(f"what the journal has of question {self._sequence} is not what is asked for now; resume as the run began")
+        return torch.from_numpy(np.array(value))[None], tuple(members)
+
+    def _added(
+        self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], weights: Weights | None
+    ) -> tuple[dict[str, Heard], dict[str, str], Mean | None]:
+        """What was heard, from whom nothing, and their mean, to which each answer was added as it came."""
+        order = [i for name, i in asked.items() if name in frames]
+        expected = cast(Gaussian, query.mechanism).raw_shares(order, weights)[0].tolist() if weights and order else []
+        mean = Mean(order, expected, lambda i: self._kept(query, self._cards[i].name, i)) if weights else None
+
+        def take(silo: int, answer: Answer | Sealed) -> None:
+            if mean and isinstance(answer, Answer):
+                mean.add(silo, answer.value[0].numpy())
+
+        return *self._live(query, asked, frames, take), mean
+
+    def _kept(self, query: Query, name: str, silo: int) -> np.ndarray:
+        """(d,): an answer that came before, and lies on the disk."""
+        found = self._opened(self._replies.get(self._key_of(name)), query, silo, b"")
+        assert isinstance(found, Answer), "what was kept was opened before"
+        return found.value[0].numpy()
 
     # --- one question -----------------------------------------------------------------------------------------------------------
 
@@ -124,18 +179,22 @@ class Remote:
         if not all(bool(torch.isfinite(point).all()) for point in points):
             raise StopRun("the iterates have diverged; use a smaller step")
         asked = {self._cards[i].name: i for i in sorted(silos)}
-        return asked, {name: encode_query(self._envelope(query, i), self._key) for name, i in asked.items() if name not in self.retired}
+        frames = {name: encode_query(self._envelope(query, i), self._key) for name, i in asked.items() if name not in self.retired}
+        self._digests = {name: _digest(frame) for name, frame in frames.items()}
+        return asked, frames
 
-    def _closing(self, report: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
-        self._report(report, answers)
+    def _closing(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
+        self._report(report, heard)
         self._sequence, self.pending, self.lost = self._sequence + 1, None, []
+        if not self._journal:  # nobody comes back to them
+            self._replies.clear()
 
-    def _record(self, frames: Mapping[str, bytes], replies: dict[str, bytes], dropped: dict[str, str]) -> None:
+    def _record(self, dropped: dict[str, str], heard: dict[str, Heard], value: np.ndarray | None = None, **whole: bytes) -> None:
         if self._journal:
-            self._journal.write(Round(self._sequence, _digests(frames), replies, dropped))
+            self._journal.write(Round(self._sequence, self._digests, dropped, heard, whole, value))
 
-    def _check_recorded(self, recorded: Round, frames: Mapping[str, bytes]) -> None:
-        if (recorded.sequence, recorded.asked) != (self._sequence, _digests(frames)):
+    def _check_recorded(self, recorded: Round) -> None:
+        if (recorded.sequence, recorded.asked) != (self._sequence, self._digests):
             raise BadInput(f"question {self._sequence + 1} is not the one in the journal; the run can only go on with the same versions")
 
     def _settle(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
@@ -157,50 +216,75 @@ class Remote:
     def _named(text: str) -> str:
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
+    def _key_of(self, name: str) -> Key:
+        return Key(self._sequence, name, self._digests[name])
+
     def _live(
-        self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes]
-    ) -> tuple[dict[str, Answer | Sealed], dict[str, bytes], dict[str, str]]:
-        """Sends until all have answered or said no, or the time is over. Raises StopRun, with nothing journalled, if too few answer."""
+        self,
+        query: Query,
+        asked: Mapping[str, int],
+        frames: Mapping[str, bytes],
+        take: Callable[[int, Answer | Sealed], None] = lambda silo, answer: None,
+    ) -> tuple[dict[str, Heard], dict[str, str]]:
+        """Sends until all have answered or said no, or the time is over; `take` sees each answer once, as it comes. What came before the server was
+        killed is not asked for again. Raises StopRun, with nothing journalled, if too few answer."""
         alone = len(asked) == 1 and self._quorum < len(self._cards)  # of silos asked one by one, any may be absent, unless all must answer
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
             raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{_why(self.retired)}")
-        self._before()
+        if not all(self._key_of(name) in self._replies for name in frames):
+            self._before()
         self.pending = query.event(), tuple(frames)
-        answers, replies, dropped = self._collect(
-            frames, lambda name, raw: self._opened(raw, query, asked[name], frames[name]), need, "answered"
-        )
-        return answers, replies, {name: "retired" for name in asked if name not in frames} | dropped
+
+        def opened(name: str, raw: bytes) -> Heard | str:
+            answer = self._opened(raw, query, asked[name], frames[name])
+            if isinstance(answer, str):
+                return answer
+            sha256 = self._replies.keep(self._key_of(name), raw)
+            take(asked[name], answer)
+            if isinstance(answer, Sealed):
+                return Heard(sha256, answer.count, answer.head, box=hashlib.sha256(answer.box).hexdigest())
+            return Heard(sha256, answer.count, answer.head, float(np.linalg.norm(answer.value[0].numpy())))
+
+        begin = time.monotonic()
+        heard, dropped = self._collect(frames, opened, need, "answered", self._timeouts.after(self._pace.get(query.mechanism.kind)))
+        if not dropped:  # what it takes when nothing goes wrong: the least that was seen
+            self._pace[query.mechanism.kind] = min(time.monotonic() - begin, self._pace.get(query.mechanism.kind, math.inf))
+        dropped |= {name: "retired" for name in asked if name not in frames}
+        return {name: heard[name] for name in asked if name in heard}, {name: dropped[name] for name in asked if name in dropped}
 
     def _collect(
-        self, frames: Mapping[str, bytes], opened: Callable[[str, bytes], Any], need: int, did: str
-    ) -> tuple[dict[str, Any], dict[str, bytes], dict[str, str]]:
-        """What `opened` makes of the replies, the replies, and the codes of those who gave none; StopRun if fewer than `need` did what was asked."""
-        answers: dict[str, Any] = {}
-        replies: dict[str, bytes] = {}
-        waiting, begin, sending = self._present(frames), time.monotonic(), Sending(self._carrier, self._timeouts.retry)
-        dropped = {name: "silent" for name in frames if name not in waiting}
+        self, frames: Mapping[str, bytes], opened: Callable[[str, bytes], Any], need: int, did: str, waits: Timeouts
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """What `opened` makes of the replies, and the codes of those who gave none; StopRun if fewer than `need` did what was asked."""
+        before = {name: opened(name, self._replies.get(key)) for name in frames if (key := self._key_of(name)) in self._replies}
+        answers: dict[str, Any] = {name: got for name, got in before.items() if not isinstance(got, str)}
+        waiting = self._present({name: frame for name, frame in frames.items() if name not in answers})
+        begin, sending = time.monotonic(), Sending(self._carrier, waits.retry)
+        dropped = {name: "silent" for name in frames if name not in waiting and name not in answers}
         while waiting:
-            left = self._timeouts.deadline - (time.monotonic() - begin)
-            if left <= 0 and (len(answers) >= need or left <= self._timeouts.deadline - self._timeouts.limit):
+            left = waits.deadline - (time.monotonic() - begin)
+            if left <= 0 and (len(answers) >= need or left <= waits.deadline - waits.limit):
                 break
-            before = len(waiting)
-            came = sending.send({name: frames[name] for name in waiting}, left)
-            gone = [name for name in waiting if name in sending.removed and name not in came]
-            dropped, waiting = dropped | dict.fromkeys(gone, "removed"), [name for name in waiting if name not in gone]
-            for name in [name for name in waiting if name in came]:
-                got = opened(name, came[name])
+            sent, asked = set(waiting), len(waiting)
+            for name, raw in sending.send({name: frames[name] for name in waiting}, left):
+                if name not in sent:
+                    continue  # nobody's, or a second one
+                sent.discard(name)
+                got = opened(name, raw)
                 if not isinstance(got, str):
-                    answers[name], replies[name] = got, came[name]
+                    answers[name] = got
                     waiting.remove(name)
                     dropped.pop(name, None)
                 else:
                     dropped[name] = got
                     if got not in MAY_PASS and got != "forged":  # what the silo has not signed may be the carrier's, and tried again
                         waiting.remove(name)
+            gone = sent & sending.removed  # of whom nothing came
+            dropped, waiting = dropped | {name: "removed" for name in waiting if name in gone}, [n for n in waiting if n not in gone]
             if waiting:
-                sending.pause(anew=len(waiting) < before)
+                sending.pause(anew=len(waiting) < asked)
         dropped |= {name: dropped.get(name, "silent") for name in waiting}
         if sending.gone and len(answers) < max(need, 1):
             raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
@@ -209,7 +293,7 @@ class Remote:
             raise StopRun(
                 f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)}){_why(dropped)}"
             )
-        return answers, replies, dropped
+        return answers, dropped
 
     def _present(self, frames: Mapping[str, bytes]) -> list[str]:
         """Whom to wait for: all, but of those that were silent when last asked only the ones that the carrier sees again."""
@@ -231,9 +315,15 @@ class Remote:
             return "forged"
         if isinstance(reply, Refusal):
             return reply.code if believed(reply.code, reply.digest, frame) else "forged"
-        if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), _digest(frame)):
+        if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), self._digests[card.name]):
             return "forged"
         return reply if self._fits(reply, query) else "value"
+
+    def _box(self, query: Query, name: str, silo: int) -> bytes:
+        """The sealed or masked counts in a reply that was kept."""
+        found = self._opened(self._replies.get(self._key_of(name)), query, silo, b"")
+        assert isinstance(found, Sealed), "what was kept was opened before"
+        return found.box
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         if not isinstance(reply, Answer) or reply.value.shape != query.statistic.shape:
@@ -241,15 +331,11 @@ class Remote:
         low, high = reply.value.aminmax()  # of which both are NaN where one number is
         return bool(low >= -LARGEST) and bool(high <= LARGEST)
 
-    def _replayed(self, query: Query, asked: Mapping[str, int], frames: Mapping[str, bytes], recorded: Round) -> dict[str, Answer | Sealed]:
-        self._check_recorded(recorded, frames)
-        answers: dict[str, Answer | Sealed] = {}
-        for name, raw in recorded.replies.items():
-            got = self._opened(raw, query, asked[name], frames[name])
-            if isinstance(got, str):
-                raise BadInput(f"the journal's reply of {name} to question {self._sequence + 1} is not the silo's; restore the journal")
-            answers[name] = got
-        return answers
+
+def combined_total(channel: Channel, query: Query, silos: Sequence[int], weights: Weights) -> tuple[Tensor, tuple[int, ...]]:
+    """(1, d): the mean that is read out of the total of a channel."""
+    answers = channel.ask(query, silos)
+    return query.mechanism.combine(answers.value, answers.silos, weights), answers.silos
 
 
 def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str]:
@@ -259,10 +345,6 @@ def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str
 
 def _digest(frame: bytes) -> str:
     return hashlib.sha256(memoryview(frame)[OVERHEAD:]).hexdigest()
-
-
-def _digests(frames: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: _digest(frame) for name, frame in frames.items()}
 
 
 def _list(codes: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from silodp.core.errors import BadInput, Refused
@@ -19,10 +20,11 @@ from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Answer, Enve
 from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
+from silodp.core.weights import Weights
 from silodp.server.asking import believed
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
-from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, maybe_charged
+from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total, maybe_charged
 
 ATTEMPTS = 3
 """At one question, before a run ends early; a gate's policy has a number of its own."""
@@ -44,46 +46,62 @@ class MaskedRemote(Remote):
             asked = {name: i for name, i in wanted.items() if name in rows}
             self._table = write_table(rows.values())
             frames = self._opening(query, list(asked.values()))[1]
+            records = mechanism.contributed(self._cards[i].records for i in asked.values())
             recorded = self._journal.read() if self._journal else None
             if recorded is None:
-                answers, replies, dropped = self._live(query, asked, frames)
-                self._record(frames, replies, dropped)
+                heard, dropped = self._live(query, asked, frames)
+                found = self._sum(query, asked, mechanism) if len(heard) == len(asked) else None
+                self._record(dropped, heard, found)
                 tries += 1
             else:
-                answers, dropped = self._replayed(query, asked, frames, recorded), recorded.dropped
+                self._check_recorded(recorded)
+                heard, dropped, found = recorded.heard, recorded.dropped, recorded.value
             self._settle(frames, dropped)
             missing = {name: code for name, code in missing.items() if name not in asked} | dropped
-            if len(answers) == len(asked):
+            if found is not None:
                 break
-            self.lost.append((query.event(), tuple(sorted(maybe_charged(answers, dropped)))))
+            self.lost.append((query.event(), tuple(sorted(maybe_charged(heard, dropped)))))
             self._attempt, self.pending = self._attempt + 1, None
             if tries == ATTEMPTS:
                 raise StopRun(
                     f"the cohort of question {self._sequence + 1} has broken {tries} times ({_list(dropped)}); what was charged stays charged"
                 )
-        records = mechanism.contributed(self._cards[i].records for i in asked.values())
-        total = self._sum([a.box for a in answers.values() if isinstance(a, Sealed)], mechanism, records)
+        if int(found.max()) > records * (mechanism.levels + mechanism.noise_bits):
+            # a liar's answer spoils the sum, as it may spoil any mean; that it did can be seen only where the sum leaves its range
+            raise StopRun(
+                f"the total of question {self._sequence + 1} is beyond what its cohort can add up to: a silo has not kept to the table, or has lied"
+            )
+        total = torch.from_numpy(found.astype("f8"))[None, None]
         told = QuestionReport(
             self._sequence, query.event(), tuple(asked), missing, recorded is not None, query, (total[:, 0], records), tuple(self.lost)
         )
-        self._closing(told, answers)
+        self._closing(told, heard)
         return Answers(total, tuple(asked.values()))
+
+    def combined(self, query: Query, silos: Sequence[int], weights: Weights) -> tuple[torch.Tensor, tuple[int, ...]]:
+        return combined_total(self, query, silos, weights)
 
     # --- the key round ----------------------------------------------------------------------------------------------------------------
 
     def _keys(self, asked: Mapping[str, int], mechanism: Masked) -> tuple[dict[str, Row], dict[str, str]]:
         """The rows of those who are there, with the noise that each must add, and why the others are not."""
         frames = {name: self._key_request(i) for name, i in asked.items()}
+        self._digests = {name: _digest(frame) for name, frame in frames.items()}
+        named, given = {_KEY_OF + name: digest for name, digest in self._digests.items()}, dict[str, bytes]()
         recorded = self._journal.read() if self._journal else None
         if recorded is None:
-            rows, replies, gone = self._collect(
-                frames, lambda name, raw: self._row(raw, asked[name], frames[name]), self._quorum, "gave a key for"
-            )
+
+            def opened(name: str, raw: bytes) -> Row | str:
+                if not isinstance(row := self._row(raw, asked[name], frames[name]), str):
+                    given[_KEY_OF + name] = raw
+                return row
+
+            rows, gone = self._collect(frames, opened, self._quorum, "gave a key for", self._timeouts.quick)
             if self._journal:
-                named = {_KEY_OF + name: _digest(frame) for name, frame in frames.items()}
-                self._journal.write(Round(self._sequence, named, {_KEY_OF + name: raw for name, raw in replies.items()}, gone))
+                self._journal.write(Round(self._sequence, named, gone, replies=given))
         else:
-            self._check_recorded(recorded, {_KEY_OF + name: frame for name, frame in frames.items()})
+            self._digests = named
+            self._check_recorded(recorded)
             names, gone = [name.removeprefix(_KEY_OF) for name in recorded.replies], recorded.dropped
             read = {name: self._row(recorded.replies[_KEY_OF + name], asked[name], frames[name]) for name in names}
             rows = {name: row for name, row in read.items() if isinstance(row, Row)}
@@ -91,7 +109,7 @@ class MaskedRemote(Remote):
                 raise BadInput(f"a key in the journal, of question {self._sequence + 1}, is not the silo's; restore the journal")
         self._settle(frames, gone)
         batch = {name: int(mechanism.sampling.batch(self._cards[asked[name]].records)) for name in rows}
-        return {name: replace(row, trials=batch[name] * mechanism.noise_bits) for name, row in rows.items()}, gone
+        return {name: replace(rows[name], trials=batch[name] * mechanism.noise_bits) for name in asked if name in rows}, gone
 
     def _key_request(self, silo: int) -> bytes:
         card = self._cards[silo]
@@ -122,11 +140,6 @@ class MaskedRemote(Remote):
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         return isinstance(reply, Sealed) and len(reply.box) == query.statistic.shape[-1] * query.mechanism.modulus // 8
 
-    def _sum(self, boxes: Sequence[bytes], mechanism: Masked, records: int) -> torch.Tensor:
-        """(1, 1, d). A liar's answer spoils the sum, as it may spoil any mean; that it did can be seen only where the sum leaves its range."""
-        found = add_masked(boxes, mechanism.modulus)
-        if int(found.max()) > records * (mechanism.levels + mechanism.noise_bits):
-            raise StopRun(
-                f"the total of question {self._sequence + 1} is beyond what its cohort can add up to: a silo has not kept to the table, or has lied"
-            )
-        return torch.from_numpy(found.astype("f8"))[None, None]
+    def _sum(self, query: Query, asked: Mapping[str, int], mechanism: Masked) -> np.ndarray:
+        """(d,), whole numbers."""
+        return add_masked((self._box(query, name, i) for name, i in asked.items()), mechanism.modulus)

@@ -176,6 +176,7 @@ class Conduct(Run):
 
         A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes what holds its price at the gates, and
         `held` is told what each silo holds for the run, before the first question goes out. run.json keeps `advice`, what the order follows.
+        Without `timeouts` silos are waited for as the model's size, and then their first answers, make likely.
         """
         agree(cards, problem, order.trust)
         if (order.trust == "shuffle") != bool(shuffler):
@@ -204,7 +205,9 @@ class Conduct(Run):
             undo.callback(self._tally.record.close)
             if order.totals:
                 quorum = quorum_of(order, len(cards))
-            asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts(), "quorum": quorum}
+            releases = max(asked.event.count for asked in self.made.plan.asked)
+            size = {"parameters": problem.dim, "records": max(card.records for card in cards), "releases": releases}
+            asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts.estimated(**size), "quorum": quorum}
             self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
             more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
             if shuffler:
@@ -217,6 +220,9 @@ class Conduct(Run):
         kind = ShuffledFederation if self.made.order.totals else Federation
         weights = self.made.weights([card.records for card in self._cards], [card.held_out for card in self._cards])
         return kind(self._remote, self.made.participation(), weights)
+
+    def _made(self, w: Tensor) -> None:
+        self._journal.iterate(self.iterates, hashlib.sha256(w.contiguous().cpu().numpy().data).hexdigest())
 
     def _told(self) -> Progress:
         self._since = self._remote.asked
@@ -253,7 +259,7 @@ class Conduct(Run):
 
 def _discard(folder: Path, kept: bool) -> None:
     """Takes away what a new run wrote before its first question; the folder too, unless it was there before."""
-    for name in ("journal", "progress.jsonl", "run.json"):
+    for name in ("journal", "replies", "progress.jsonl", "run.json"):
         (folder / name).unlink(missing_ok=True)
     if not kept:
         with contextlib.suppress(OSError):  # what others have put there stays

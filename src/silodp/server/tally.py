@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.totals import Schedule
-from silodp.core.protocol.codec import Answer, Sealed
+from silodp.server.journal import Heard
 from silodp.server.plan import Plan
 from silodp.server.progress import Progress as Record
-from silodp.server.progress import measured, measured_total
+from silodp.server.progress import measured_norms, measured_total
 from silodp.server.remote import Card, QuestionReport, maybe_charged
 
 
@@ -63,16 +62,16 @@ class Tally:
         self._last: QuestionReport | None = None
         self.questions = 0
 
-    def note(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
+    def note(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
         self._last, self.questions = told, self.questions + 1
         self._answered.update(told.answered)
         for name, code in told.dropped.items():
             self._dropped[name][code] += 1
-        for name, answer in answers.items():
-            self._ledgers[name] = {"count": answer.count, "head": answer.head}
-        for event, names in (*told.lost, (told.event, maybe_charged(answers, told.dropped))):
+        for name, reply in heard.items():
+            self._ledgers[name] = {"count": reply.count, "head": reply.head}
+        for event, names in (*told.lost, (told.event, maybe_charged(heard, told.dropped))):
             self.charge(event, names)
-        self._look(told, answers)
+        self._look(told, heard)
 
     def charge(self, event: Event | TotalEvent, names: Collection[str]) -> None:
         """Counts the event at each of these silos."""
@@ -84,16 +83,15 @@ class Tally:
                 if own.total:
                     self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
 
-    def _look(self, told: QuestionReport, answers: Mapping[str, Answer | Sealed]) -> None:
+    def _look(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
         used = {name: 1 - share for name, share in self.left().items()}
         line = {"round": self._iterates + 1, "used": used, "epsilon": self.spent(), "dropped": told.dropped}
         if told.total:
             line |= measured_total(told.query, *told.total, told.answered)
         else:
-            found = {i: answer.value for i, name in enumerate(names) if isinstance(answer := answers.get(name), Answer)}
-            values = torch.cat([*found.values()]) if found else torch.zeros(0, told.query.statistic.shape[-1])
-            line |= measured(told.query, values, list(found), counts, names)
+            norms = {i: heard[name].norm or 0.0 for i, name in enumerate(names) if name in heard}
+            line |= measured_norms(told.query, [*norms.values()], told.norm, list(norms), counts, names, told.shares)
         self.record.write(told.sequence, line, replayed=told.replayed)
 
     def progress(self, count: int) -> Progress:

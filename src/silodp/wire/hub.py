@@ -3,7 +3,8 @@
 The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed without the other. Standard library
 only. A message is  header length (4, big-endian) | header, JSON | the frames, one after another, as long as the header says.
 A question's header is {"ask": "exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
-{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. Nothing here reads a frame.
+{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. With "stream" in a question, each reply is a message of its own, as it
+comes, and all but the last have "more": the hub reads on from the engine when the one before was taken. Nothing here reads a frame.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from silodp.host import metrics
 from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
@@ -33,7 +34,7 @@ GRACE = 60.0
 """Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
 
 T = TypeVar("T")
-Exchange = Callable[[Mapping[str, bytes], float], dict[str, bytes]]
+Exchange = Callable[[Mapping[str, bytes], float], Mapping[str, bytes] | Iterable[tuple[str, bytes]]]
 
 
 class Hub:
@@ -46,23 +47,32 @@ class Hub:
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
         """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that does not reply."""
-        header = {"ask": "exchange", "timeout": timeout, "frames": _sizes(frames)}
-        told, replies = self._ask(header, frames, timeout + GRACE)
-        self.removed = frozenset(name for name in frames if name in told.get("removed", ()))
-        return {name: replies[name] for name in frames if name in replies}
+        return dict(self.stream(frames, timeout))
+
+    def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
+        """(silo, reply), each as it comes; Unreached where the hub says nothing more."""
+        header = {"ask": "exchange", "timeout": timeout, "frames": _sizes(frames), "stream": True}
+        self.removed = frozenset()
+        for told, replies in self._ask(header, frames, timeout + GRACE):
+            self.removed |= {name for name in frames if name in told.get("removed", ())}
+            yield from ((name, reply) for name, reply in replies.items() if name in frames)
 
     def names(self) -> list[str]:
         """The silos that the engine knows to be connected now."""
-        found, _ = self._ask({"ask": "names"}, {}, GRACE)
+        ((found, _),) = self._ask({"ask": "names"}, {}, GRACE)
         return [name for name in found.get("names", ()) if isinstance(name, str)]
 
-    def _ask(self, header: dict[str, Any], frames: Mapping[str, bytes], patience: float) -> tuple[dict, dict[str, bytes]]:
+    def _ask(self, header: dict[str, Any], frames: Mapping[str, bytes], patience: float) -> Iterator[tuple[dict, dict[str, bytes]]]:
         deadline = time.monotonic() + patience
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             try:
                 _connect(line, self.path, deadline)
                 _send(line, header, frames, deadline)
-                return _read(line, deadline)
+                more = True
+                while more:
+                    found = _read(line, deadline)
+                    more = found[0].get("more")
+                    yield found
             except TimeoutError:
                 raise Unreached("timeout") from None
             except _TooLong:
@@ -85,17 +95,21 @@ class Direct:
                 return self._gates[name].ask(frames[name], timeout)
             return None
 
-        return ask_each([name for name in frames if name in self._gates], ask)
+        return dict(ask_each([name for name in frames if name in self._gates], ask))
 
     def names(self) -> list[str]:
         """The silos whose gates listen now."""
         return [name for name, gate in self._gates.items() if _listens(gate.path)]
 
 
-def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> dict[str, T]:
-    """What `ask` gives for each silo that it gives something for: each in a thread of its own, so that a slow one delays nobody."""
+def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> Iterator[tuple[str, T]]:
+    """What `ask` gives for each silo that it gives something for, as it comes: each in a thread of its own, so that a slow one delays nobody."""
     with ThreadPoolExecutor(max(1, len(names))) as pool:
-        return {name: found for name, found in zip(names, pool.map(ask, names), strict=True) if found is not None}
+        asked = {pool.submit(ask, name): name for name in names}
+        for done in as_completed(asked):
+            name = asked.pop(done)  # what was taken is let go of
+            if (found := done.result()) is not None:
+                yield name, found
 
 
 def serve_hub(
@@ -134,13 +148,19 @@ def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str
         if header["ask"] != "exchange":
             raise ValueError("there are two questions")
         began = time.monotonic()
-        replies = exchange(frames, float(header["timeout"]))
+        found, count, kept = exchange(frames, float(header["timeout"])), 0, dict[str, bytes]()
+        for name, reply in cast("Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found):
+            count += 1
+            if header.get("stream"):
+                _send(line, {"frames": [[name, len(reply)]], "more": True}, {name: reply}, time.monotonic() + GRACE)
+            else:
+                kept[name] = reply
         metrics.count("silodp_exchanges_total")
-        metrics.count("silodp_replies_total", len(replies))
-        metrics.count("silodp_silent_total", len(frames) - len(replies))
+        metrics.count("silodp_replies_total", count)
+        metrics.count("silodp_silent_total", len(frames) - count)
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
         gone = sorted(removed() & frames.keys())
-        _send(line, {"frames": _sizes(replies), "removed": gone}, replies, time.monotonic() + GRACE)
+        _send(line, {"frames": _sizes(kept), "removed": gone}, kept, time.monotonic() + GRACE)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------------------

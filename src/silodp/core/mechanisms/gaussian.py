@@ -78,15 +78,23 @@ class Gaussian(Mechanism):
         """(J, d): the weighted mean of the releases (J, M, d) of these silos; equal weights are a plain mean."""
         if weights.rule == "equal":
             return value.mean(1)
-        shares = weights.shares(silos, self._precision(silos, weights) if weights.rule == "precision" else None)
-        shares = shares.to(value).unsqueeze(-1)
+        shares = self.shares(silos, weights).to(value).unsqueeze(-1)
         return sum((shares[:, k] * value[:, k] for k in range(len(silos))), torch.zeros_like(value[:, 0]))
+
+    def raw_shares(self, silos: Sequence[int], weights: Weights) -> Tensor:
+        """How much each of these silos counts, up to a common factor: (1, M) or (J, M), float64."""
+        return weights.raw(silos, self._precision(silos, weights) if weights.rule == "precision" else None)
+
+    def shares(self, silos: Sequence[int], weights: Weights) -> Tensor:
+        """The same, with sum 1."""
+        raw = self.raw_shares(silos, weights)
+        return raw / raw.sum(1, keepdim=True)
 
     def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
         if not weights.counts:
             raise BadInput("the noise of a mean needs the number of records of each silo")
         batch = torch.tensor([float(self.sampling.batch(weights.trained[i])) for i in silos], dtype=torch.float64)
-        shares = weights.shares(silos, self._precision(silos, weights) if weights.rule == "precision" else None)
+        shares = self.shares(silos, weights)
         reach = 2 * self.clips.reshape(-1, 1) * (1 + CLIP_TOLERANCE)
         noise = reach * (shares * self.multipliers(silos) / batch).square().sum(1, keepdim=True).sqrt()
         return noise, (1 / (shares.square() / batch).sum(1, keepdim=True)).expand(noise.shape)

@@ -24,8 +24,7 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 Tensors = dict[str, np.ndarray]
 
 
-def as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def real(value: float | Tensor) -> str:

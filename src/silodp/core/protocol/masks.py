@@ -16,6 +16,7 @@ words little-endian, word i for coordinate i.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import struct
@@ -144,6 +145,6 @@ def masked(counts: np.ndarray, own: X25519PrivateKey, mine: Row, rows: Sequence[
     return words.tobytes()
 
 
-def add_masked(answers: Sequence[bytes], modulus: int) -> np.ndarray:
+def add_masked(answers: Iterable[bytes], modulus: int) -> np.ndarray:
     """The sum modulo 2^modulus: the total, if these are the answers of a whole cohort, and else noise."""
-    return np.add.reduce([np.frombuffer(answer, MODULI[modulus]) for answer in answers], axis=0, dtype=MODULI[modulus])
+    return functools.reduce(np.add, (np.frombuffer(answer, MODULI[modulus]) for answer in answers))

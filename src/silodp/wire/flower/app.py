@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import os
+import queue
 import re
 import signal
 import threading
@@ -145,35 +146,41 @@ def relay(grid: Grid, context: Context) -> None:
     serve_hub(os.environ["SILODP_HUB"], partial(exchange, grid), lambda: sorted(_nodes(grid)), STOP)
 
 
-def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-    """One message per connected silo; the replies that came within `timeout` seconds. A silo that replies by halves delays no other."""
+def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
+    """One message per connected silo; the replies as they come within `timeout` seconds. A silo that replies by halves delays no other."""
     deadline = time.monotonic() + timeout
     nodes = _nodes(grid)
     asked = [name for name in frames if name in nodes]
     records = [RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})}) for name in asked]
     messages = [Message(record, nodes[name], "query.ask", ttl=timeout + GRACE) for name, record in zip(asked, records, strict=True)]
     sent = list(grid.push_messages(messages))
-    replies: dict[str, bytes] = {}
+    came: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
 
     def wait(name: str, sent: str) -> None:
+        try:
+            came.put(listen(name, sent))
+        except Exception:  # a silo's, or the engine's
+            came.put(None)
+
+    def listen(name: str, sent: str) -> tuple[str, bytes] | None:
         pause = POLL
         while sent and time.monotonic() < deadline:
             for reply in grid.pull_messages([sent]):
                 if isinstance(frame := _frame(reply), bytes) and len(frame) <= LARGEST:
-                    replies[name] = frame
-                else:
-                    code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
-                    print(f"courier: {name} replies with {code}", flush=True)
-                return
+                    return name, frame
+                code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
+                print(f"courier: {name} replies with {code}", flush=True)
+                return None
             time.sleep(pause)
             pause = min(1.3 * pause, 1.0)
+        return None
 
-    waits = [threading.Thread(target=wait, args=pair, daemon=True) for pair in zip(asked, sent, strict=True)]
-    for thread in waits:
-        thread.start()
-    for thread in waits:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(replies)
+    for pair in zip(asked, sent, strict=True):
+        threading.Thread(target=wait, args=pair, daemon=True).start()  # Flower reads a reply to its end before it gives another
+    with contextlib.suppress(queue.Empty):
+        for _ in asked:
+            if found := came.get(timeout=max(0.0, deadline - time.monotonic())):
+                yield found
 
 
 def _frame(reply: Message) -> object:

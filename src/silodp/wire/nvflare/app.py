@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,10 @@ class ServerHub(FLComponent):
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""
-        return list(ask_each(self._registered(), lambda name: "code" in self._send(name, Shareable(), PING) or None))
+        return sorted(name for name, _ in ask_each(self._registered(), lambda name: "code" in self._send(name, Shareable(), PING) or None))
 
-    def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """Each silo by itself: the engine's own multicast fails in 2.9.0."""
+    def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
+        """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one waits for the answer, in a thread."""
         known = [name for name in self._registered() if name in frames]
         return ask_each(known, lambda name: self._ask(name, frames[name], timeout))
 

@@ -1,0 +1,99 @@
+"""kill -9 of the server at every step between a reply and the iterate made of it: nothing is paid twice, nothing is lost, and no gate is needed for what came."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gates import ASKER, LIMIT, PATIENCE, three_gates
+from silodp.server.journal import Journal
+from silodp.server.order import Order
+from silodp.server.remote import Remote, Timeouts
+from silodp.server.replies import Replies
+from silodp.server.run import Conduct
+
+ORDER = Order("spider", rounds=4, phase=2, epsilon=("0.3",))
+QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
+STEPS = {
+    "before a reply is kept": (Replies, "keep", 5, True),
+    "after a reply is kept": (Replies, "keep", 5, False),
+    "before the mean": (Journal, "write", 2, True),
+    "after the mean": (Journal, "write", 2, False),
+    "before the iterate": (Journal, "iterate", 2, True),
+    "after the iterate": (Replies, "clear", 2, True),
+    "after its replies are gone": (Replies, "clear", 2, False),
+}
+"""Of which class, in which call of which method, and whether before it or after it."""
+
+
+@pytest.fixture(scope="module")
+def gates():
+    with three_gates() as found:
+        yield found
+
+
+class Nobody:
+    """A carrier that must not be needed."""
+
+    def exchange(self, frames, timeout):
+        raise AssertionError("asked")
+
+    names = exchange
+
+
+def conduct(gates, folder, carrier=None) -> Conduct:
+    run = Conduct(gates.cards, gates.problem, ORDER, carrier or gates.direct(), folder, key=ASKER, timeouts=QUICK)
+    list(run)
+    return run
+
+
+def killed(gates, folder, step) -> None:
+    """A run in this process, which kills itself."""
+    kind, name, turn, first = STEPS[step]
+    honest, calls = getattr(kind, name), iter(range(1, 100))
+
+    def dying(self, *given):
+        last = next(calls) == turn
+        if last and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = honest(self, *given)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(kind, name, dying)
+    conduct(gates, folder)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobody_pays_twice(gates, tmp_path, step):
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(gates, tmp_path / "run", step))
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    kept = Replies(tmp_path / "run/replies")
+    run = Conduct(gates.cards, gates.problem, ORDER, Nobody(), tmp_path / "run", key=ASKER)
+    journal = list(iter(run._journal.read, None))
+    had = {(told.sequence, name) for told in journal for name in told.heard} | {(key.sequence, key.name) for key in kept._places}
+    run._close()
+    kept.close()
+    asked = {"before a reply is kept": 4, "after a reply is kept": 5}.get(step, 6)
+    assert len(had) == asked
+    for gate in gates.gates:
+        for sequence in (0, 1):
+            if (sequence, gate.card.name) in had:
+                gate.ledger().purge(Remote._named(f"{run.run}/{sequence}/{gate.card.name}"))  # as its policy may have it
+    done = conduct(gates, tmp_path / "run")
+    assert done.summary["ended"] == "finished"
+    assert [silo["answered"] for silo in done.summary["silos"]] == [4, 4, 4]
+    for gate in gates.gates:
+        ids = gate.charges(run.run)
+        assert len(ids) == len(set(ids)) == 4
+    assert (tmp_path / "run/replies").stat().st_size == 0
+    model = load_file(tmp_path / "run/model.safetensors")
+    conduct(gates, tmp_path / "run", Nobody())
+    again = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(model[name], again[name]) for name in model)

@@ -15,7 +15,7 @@ from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
 from silodp.lab.studies.study import AGAIN, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
-from silodp.lab.studies.trusts import TRUSTS, trust_table
+from silodp.lab.studies.trusts import one_screen, trust_table
 from silodp.lab.studies.verdict import read_trials
 from silodp.lab.studies.verdict_page import line_of, write_verdict
 from silodp.lab.studies.verdict_read import Trials
@@ -317,13 +317,14 @@ def _setting(study: Study) -> str:
 
 
 def _trust(docs: Path, tables: Path) -> Path | None:
+    drawn = list(_drawn(TRUST, tables))
     parts = [
-        TRUSTS,
+        one_screen(drawn[0][0] if drawn else ()),
         "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a shuffler adds the silos' counts, and passes a total "
         "on once all silos are in it; masks have its totals, draw for draw, if no silo may collude) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
         f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n",
     ]
-    for rows, name, heading in _drawn(TRUST, tables):
+    for rows, name, heading in drawn:
         parts += [
             *heading,
             f"[Table](figures/{name}.csv).\n",

@@ -16,8 +16,8 @@ TRUSTS = """# Who is trusted, and what that costs
 | if all others collude | the same | your counts under your own noise: the second epsilon that plan, run and ledger show | the same, and the shuffler alone sees that much | |
 | epsilon in the example below, and that second one | 0.75 | 0.75, 4.27 | 0.75, 4.27 | 0.75 against readers of the model |
 | if a silo drops out in mid-round | the mean is over the others | asked again without it, at a fresh price (`--drops`) | the total is over the others, down to the quorum | |
-| bytes of an answer, a parameter | 8 | 4, or 8 where a total could pass 2^32 | 8 | |
-| MNIST, 25 silos, MB-SGD, epsilon 0.75: error | 11.80 % | 6.04 % with c = 0 | 6.04 % | 6.39 % |
+| bytes of an answer, a parameter | 3 to 6 | 4, or 8 where a total could pass 2^32 | 8 | |
+| MNIST, 25 silos, MB-SGD, epsilon 0.75: error | {mnist} |
 | WBCD, 2 silos, logistic, 25 rounds of momentum, epsilon 0.75: error, 10 splits | 8.2 ± 0.9 % | 7.7 ± 0.7 % | 7.7 ± 0.7 % | 6.7 ± 0.8 % |
 | how | the default | `--trust masks --colluding c` | `--trust shuffle` | `--trust central`, in simulation |
 
@@ -25,12 +25,17 @@ Masks and a shuffle have one arithmetic: the same rounded records, the same coin
 little from each other: masks are worth their trouble from about ten on. The noise of a total has 1.09 times the standard deviation of central DP with exact
 accounting here (1 % by rounding, the rest by the accountant's one Renyi order), and sqrt(N / (N - c)) times that with c colluding (1.04 for 2 of 25).
 
-**Tightness.** In the example 50 totals spend epsilon 0.747 by our accountant, where Gaussian noise of that variance on values that are not rounded would spend 0.685. At equal
-variance, and so at equal bits, the published bounds for Skellam noise (Agarwal, Kairouz and Liu 2021) and for 25 silos' discrete Gaussians (Kairouz, Liu and Steinke 2021)
-give 0.962 and 0.961, since they add sqrt(d) to a rounded vector's length: binomial noise stays. An exact accountant would need the worst vector of the l2 ball: a
-privacy-loss distribution of one coordinate is easy, but that all of a record's length in one coordinate is worst is known for Gaussian noise and not for binomial
-noise, so a convolution of it would be a number without a proof, and none is shipped.
+**Tightness.** In the example 50 totals spend epsilon 0.747 by our accountant, where Gaussian noise of that variance on values that are not rounded would spend 0.685. Other
+noise (Skellam, discrete Gaussian) would not do better at equal bits; [tightness.md](tightness.md) has the figures, why there is no exact accountant, and what would be one.
 """
+
+
+def one_screen(rows: Sequence[dict]) -> str:
+    """All trusts side by side, with the errors of the study on MNIST at its smallest epsilon, as far as there are."""
+    by = {r["curve"]: f"{100 * r['test_error']:.2f} %" for r in rows if r["epsilon"] == 0.75}
+    isrl, total, central = (by.get(curve, "") for curve in ("mb-sgd", "mb-sgd-shuffle", "mb-sgd-central"))
+    wary = f", {by['mb-sgd-masks']} with c = {COLLUDING}" if "mb-sgd-masks" in by else ""
+    return TRUSTS.format(mnist=f"{isrl} | {total} with c = 0{wary} | {total} | {central}")
 
 
 def trust_table(rows: Sequence[dict], study: Study) -> list[str]:

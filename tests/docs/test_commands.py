@@ -97,6 +97,17 @@ def test_a_page_does_what_it_says(type_in, name, seen, least):
     assert count >= least
 
 
+def test_the_four_commands_of_the_readme_lead_to_a_report_from_one_folder(type_in):
+    block = re.search(r"^python3 -m venv.*?^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    commands = [line.partition(" # ")[0].strip() for line in block[0].splitlines() if line.startswith("silodp ")]
+    assert [command.split()[1] for command in commands] == ["init", "train", "evaluate", "report"]
+    short = " --algorithm mb-sgd --model logistic --rounds 2"  # the choice, and all its rounds, are the quickstart's walk
+    for command in commands:
+        code, printed = type_in(command + (short if " train " in command else ""))
+        assert code == 0, printed
+    assert Path("trial/runs/train/report.html").is_file()
+
+
 def test_the_comparison_of_output_can_fail():
     assert says("a  7\n\nb\n", ["a …", "b"])
     assert says("x\ny\nz\n", ["…", "z"])

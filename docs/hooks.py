@@ -26,6 +26,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
+    up = "../" * page.file.src_uri.count("/")
+    if page.file.src_uri != "glossary.md":
+        markdown += f"\n\n---\n\n[What the words mean]({up}glossary.md)\n"
     if page.file.src_uri in ("ARCHITECTURE.md", "SECURITY.md"):
         return markdown.replace("](docs/", "](")
     return re.sub(r"\]\(((?:\.\./)*)\.\./(ARCHITECTURE\.md|SECURITY\.md|deploy/|examples/)", r"](\1\2", markdown)

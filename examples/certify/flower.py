@@ -1,4 +1,4 @@
-"""Flower 1.42.0, LocalDpMod: `silodp certify examples/certify/flower.py:message --epsilon 1 --unit silo`.
+"""Flower 1.42.0, LocalDpMod: `silodp certify examples/certify/flower.py:message --epsilon 1 --unit silo`, or `:rounds`.
 
 The claim: "epsilon: The privacy budget. Smaller value of epsilon indicates a higher level of privacy protection" (clientapp/mod/localdp_mod.py); of one
 message or of a run it does not say. A client's whole update is replaced; its message is what is sent. Needs: pip install flwr==1.42.0

@@ -98,8 +98,22 @@ def test_the_words_that_help_texts_use_are_in_the_glossary():
         "Asker",
         "Schema",
         "Policy",
+        "Officer",
+        "Study",
+        "Witness",
+        "Cohort",
+        "Frame",
+        "Rule",
     )
     assert [word for word in words if f"- **{word}**" not in page] == []
+    listed = [word.lower() for word in re.findall(r"^- \*\*(.+?)\*\*", page, re.MULTILINE)]
+    assert listed == sorted(set(listed)), "in the order of the alphabet, each word once"
+
+
+def test_the_glossary_is_named_by_the_help_and_linked_from_where_people_begin(silodp):
+    assert "docs/glossary.md" in silodp("--help")[1]
+    for page in ("README.md", "docs/index.md", "docs/privacy.md", "docs/howto.md", "docs/protocol.md", "docs/promises/charge-first.md"):
+        assert "glossary.md" in (ROOT / page).read_text(), page
 
 
 def test_the_table_of_versions_has_the_numbers_of_this_code():

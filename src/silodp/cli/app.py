@@ -56,6 +56,7 @@ class Silodp(LazyGroup):
 app = typer.Typer(
     cls=Silodp,
     help="Federated learning for people who do not trust the server: every silo's messages are differentially private for each record.",
+    epilog="What the words mean (silo, gate, release, ledger, clip, phase, mu, masks): docs/glossary.md",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -72,16 +72,19 @@ def test_the_words_that_an_officer_has_heard_pin_the_other_silo_and_nothing_else
     after = Path("north/policy.toml").read_text()
     assert [line for line in after.splitlines() if line not in before.splitlines()] == [f'members = ["south {own}"]']
     again = silos("silo", "trust", "north/policy.toml", "south/silo.json", "--words", heard, "--json")
-    assert json.loads(again[1]) == {"silo": "south", "key": own, "words": heard, "pinned": True}
+    assert json.loads(again[1]) == {"silo": "south", "key": own, "pinned": True}
     assert Path("north/policy.toml").read_text() == after
 
 
-def test_without_words_nothing_is_pinned_and_nobody_is_asked_who_is_not_there(silos):
+def test_without_words_nothing_is_pinned_nobody_is_asked_who_is_not_there_and_no_words_are_shown_to_copy(silos):
     code, out, err = silos("silo", "trust", "north/policy.toml", "south/silo.json")
     assert code == 0, err
     assert "Nothing is pinned yet. Call its officer" in out.replace("\n", " ")
     assert pinned() == ()
-    assert json.loads(silos("silo", "trust", "north/policy.toml", "south/silo.json", "--json")[1])["pinned"] is False
+    told = silos("silo", "trust", "north/policy.toml", "south/silo.json", "--json")[1]
+    assert json.loads(told)["pinned"] is False
+    first = " ".join(words_of(silos, "south").split()[:2])
+    assert first not in " ".join((out + told).split())
 
 
 def test_a_card_whose_key_was_changed_on_the_way_and_words_misheard_are_refused(silos, tmp_path):

@@ -60,12 +60,10 @@ def trust(
         )
     masking = pin(policy, [f"{card.name} {card.key}"]) if words is not None else None
     if as_json:
-        return dump({"silo": card.name, "key": card.key, "words": wanted, "pinned": masking is not None})
-    if masking is None:
-        say(
+        return dump({"silo": card.name, "key": card.key, "pinned": masking is not None})
+    if masking is None:  # the words that the card would need are not shown: whoever copied them here would pin what was brought
+        return say(
             f"{card.name}: {card.key}",
-            f"Its words: {wanted}",
-            "Nothing is pinned yet. Call its officer, have the words of `silodp silo key` read to you, and give them with --words.",
+            "Nothing is pinned yet. Call its officer, have the 16 words of `silodp silo key` read to you, and give them with --words.",
         )
-        return
     say(f"{card.name} is pinned; {len(masking.members)} other silos may be in a total with this one. Start the gate again to let it know.")

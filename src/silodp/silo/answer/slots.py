@@ -17,8 +17,10 @@ is asked for in sizes that no record influences: it then fails for this data set
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -90,9 +92,20 @@ def in_threads(work: Callable[[int], object], items: Iterable[int], threads: int
         for item in items:
             work(item)
         return
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for _ in pool.map(work, items):
-            pass
+    futures = [_pool(threads).submit(work, item) for item in items]
+    wait(futures)  # nothing of one answer is at work while the next is made, also where a chunk raises
+    for future in futures:
+        future.result()
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept from answer to answer: to start threads takes as long as a small model's chunk."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
 # --- a gate's test of itself ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Images of digits, odd or even, a convolutional network, three silos as real processes: gates that hold the records, couriers, and a server.
 
 Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for another engine than NVIDIA FLARE, and then the
-number of rounds. It starts everything on this machine over loopback, trains, verifies every ledger, and stops everything. Nothing is downloaded.
+number of rounds. It starts everything on this machine over loopback, trains, verifies every ledger, and stops everything: about a minute with `direct`, a few with an engine. Nothing is downloaded.
 """
 
 import json
@@ -28,7 +28,8 @@ def silodp(*words: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main(engine: str = "nvflare", rounds: str = "16") -> None:
+def main(engine: str = "nvflare", rounds: str = "16") -> tuple[torch.Tensor, torch.Tensor]:
+    """Does all of it; (held-out images, what the model says of each class)."""
     with tempfile.TemporaryDirectory(prefix="silodp-") as home:
         folder = Path(home) / "f"
         data = ("--data", "digits", "--silos", 3, "--epsilon", 8)
@@ -53,6 +54,7 @@ def main(engine: str = "nvflare", rounds: str = "16") -> None:
     w = torch.cat([parameters[name].flatten() for name in problem.shapes])[None]
     error = error_rate(problem, w, split.test_x.flatten(1), split.test_y).item()
     print(f"Test error {error:.3f} over {len(split.test_y)} held-out images (looked at raw data: a research figure).")
+    return split.test_x, problem.outputs(w, split.test_x.flatten(1))[0].detach()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from silodp.server.algorithms import ALGORITHMS
     from silodp.server.federation import Federation
     from silodp.server.plan import calibrate
+    from silodp.silo.data.demo import hospitals
     from silodp.silo.data.records import Records
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ _HOME = {
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
     "frozen": "host.frozen",
+    "hospitals": "silo.data.demo",
     "simulate": "lab.simulation",
     "train": "lab.frames",
 }
@@ -76,6 +78,7 @@ __all__ = [
     "WithoutReplacement",
     "calibrate",
     "frozen",
+    "hospitals",
     "simulate",
     "train",
 ]

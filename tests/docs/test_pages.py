@@ -95,6 +95,34 @@ def test_formulas_are_mathml_and_excerpts_are_the_source(site):
 
 
 @in_one_place
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("four_hospitals", r"<td>0\.9\d"),
+        ("frozen_encoder", r"encoder, masks +epsilon 1: +1\d\.\d % errors"),
+        ("new_algorithm", r"north\W+\(1\.99"),
+    ],
+)
+def test_a_notebook_was_run_and_its_page_shows_what_came_of_it(site, name, said):
+    """A cell that fails would have stopped the build."""
+    page = (site / f"notebooks/{name}.html").read_text()
+    assert re.search(said, re.sub(r"</?span[^>]*>", "", page))
+    assert (site / f"notebooks/{name}-1.png").stat().st_size > 5_000
+    assert f"{name}-1.png" in page
+    assert '"execution_count": 1' in (site / f"notebooks/{name}.ipynb").read_text()
+
+
+def test_the_gallery_shows_every_notebook_and_example_with_a_picture_and_its_time():
+    page = (DOCS / "gallery.md").read_text()
+    notebooks, programs = sorted((DOCS / "notebooks").glob("*.py")), sorted((ROOT / "examples").glob("*.py"))
+    links = {f"(notebooks/{path.stem}-1.png)](notebooks/{path.stem}.md)" for path in notebooks}
+    links |= {f"(gallery/{path.stem}.svg)](../examples/{path.name})" for path in programs if path.stem != "digits_cnn"}
+    assert [link for link in links if link not in page] == []
+    assert len(re.findall(r"^\*\*\[.*\)\*\*: (?:\w+ )+(?:seconds|minute)", page, re.MULTILINE)) == len(links)
+    assert {path.stem for path in (DOCS / "gallery").glob("*.svg")} == {path.stem for path in programs} - {"digits_cnn"}
+
+
+@in_one_place
 def test_what_the_root_package_offers_is_in_the_reference(site):
     tree = ast.parse((ROOT / "src/silodp/__init__.py").read_text())
     home = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict))

@@ -141,6 +141,47 @@ def test_a_schema_reads_frames_with_texts_and_holes(tmp_path):
     assert list(fitted.predict(read["south"])) == list(table["predicted"])
 
 
+def test_what_is_evaluated_in_memory_is_what_the_command_evaluates_at_the_same_price(silodp, tmp_path):
+    import silodp as package
+
+    (tmp_path / "schema.toml").write_text(demo.SCHEMA)
+    read = {name: frame for name, frame in package.hospitals().items() if name in ("north", "south")}
+    for name in read:
+        (tmp_path / f"{name}.csv").write_text(demo.csv_text(name))
+    order = {"epsilon": 2, "model": "logistic", "algorithm": "mb-sgd", "rounds": 5, "step": 2, "seed": 3}
+    words = [str(word) for name, value in order.items() for word in (f"--{name}", value)]
+    files = ("--schema", "schema.toml", "--silo", "north.csv", "--silo", "south.csv")
+    assert silodp("train", *files, *words, "--held-out", 0.2, "--out", "run")[0] == 0
+    answer = json.loads(silodp("evaluate", "run", "--epsilon", 2, "--seed", 4, "--json")[1])
+    made = package.train(read, schema=tmp_path / "schema.toml", held_out=0.2, **order)
+    found = made.evaluate(2, seed=4)
+    figures = answer["scores"][0]["figures"]
+    assert list(found.index) == list(figures)
+    for name, row in found.iterrows():
+        assert row["too_noisy"] == bool(figures[name]["too_noisy"])
+        assert row["too_noisy"] or row["low"] <= row["value"] == figures[name]["value"] <= row["high"]
+    assert made.spent["in_all"].tolist() == [both["epsilon"] for both in answer["in_all"]]
+    assert (made.spent["in_all"] > made.spent["training"]).all()
+    once = made.spent["in_all"]
+    made.evaluate(1)
+    assert (made.spent["in_all"] > once).all(), "a second look is paid for, too"
+
+
+def test_what_is_left_open_is_chosen_and_said_and_a_folder_that_nobody_asked_for_goes():
+    made = silodp.train(clinics(60), label="sick", classes=["no", "yes"], ranges=RANGES, epsilon=1, seed=0)
+    assert made.chosen[0].startswith("Chosen from sizes, columns and budgets alone")
+    assert made.folder is None
+    place = made.model.path.parent
+    assert made.spent["in_all"].tolist() == made.spent["training"].tolist()
+    with pytest.raises(BadInput, match="held nothing out"):
+        made.evaluate(1)
+    shown = clinics(60)[0].iloc[5:9]
+    assert list(made.predict(shown).index) == [5, 6, 7, 8]
+    assert place.exists()
+    del made
+    assert not place.parent.exists()
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +14,17 @@ import numpy as np
 import pandas as pd
 import torch
 
+from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.problem.schema import Schema
 from silodp.host.model import Stored, open_model
 from silodp.host.schema import load_schema
+from silodp.lab.scoring import evaluate_run, spent_of
 from silodp.lab.source import Loaded, Source, with_ranges
 from silodp.lab.training import train as train_source
+from silodp.server.advice.chooser import Advice
+from silodp.server.advice.words import lines
 from silodp.server.order import Order
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import rows_of, table_of
@@ -58,12 +64,43 @@ class Trained:
 
     model: Stored = field(repr=False)
     summary: dict[str, Any]
-    folder: Path | None = None
+    folder: Path | None
+    chosen: tuple[str, ...]
+    """What was chosen from public facts where no algorithm was named, and what to expect of it, in plain sentences."""
+    source: Held = field(repr=False)
 
     def predict(self, frame: pd.DataFrame, threshold: float | None = None) -> pd.DataFrame:
-        """Risks, and the class that is predicted, for each row of a frame without a label."""
-        cells = cells_of(frame)
-        return said(self.model, rows_of("the frame", cells, self.model.schema), threshold, {})
+        """Risks, and the class that is predicted, for each row of a frame, whose index they keep; a label in it is not used."""
+        found = said(self.model, rows_of("the frame", cells_of(frame), self.model.schema), threshold, {})
+        return found.set_index(frame.index)
+
+    def evaluate(self, epsilon: float = 1.0, *, bins: int = 10, cap: float = 4.0, seed: int | None = None) -> pd.DataFrame:
+        """How good the model is on the records that `held_out` kept from training: a row for each figure, by a private release of each silo.
+
+        It is `silodp evaluate`: `epsilon` is what each silo pays, on top of everything before, and `spent` has the sum. `low` and `high` are
+        95 per cent intervals by noise and sampling together; a figure that the noise hides has no value and says so in `too_noisy`.
+        """
+        answer = evaluate_run(self._place, epsilon=str(epsilon), bins=bins, cap=cap, seed=seed, source=self.source)
+        row, rows = answer["scores"][0], {}
+        for name, figure in row["figures"].items():
+            seen = quality.said(row, name)
+            low, high = quality.interval(name, seen) if seen else (figure["low"], figure["high"])
+            rows[name] = {"value": seen and seen["value"], "low": low, "high": high, "too_noisy": seen is None}
+        return pd.DataFrame.from_dict(rows, orient="index").astype({"value": float, "low": float, "high": float})
+
+    @property
+    def spent(self) -> pd.DataFrame:
+        """Epsilon of each silo at its delta: for training, and for training and evaluations together."""
+        silos = spent_of(self._place)["silos"]
+        rows = [
+            {"training": s["spent_epsilon"], "in_all": s.get("in_all", {}).get("epsilon", s["spent_epsilon"]), "delta": s["delta"]}
+            for s in silos
+        ]
+        return pd.DataFrame(rows, index=pd.Index([s["name"] for s in silos], name="silo"))
+
+    @property
+    def _place(self) -> Path:
+        return self.model.path.parent
 
 
 def train(
@@ -95,13 +132,21 @@ def train(
 
 
 def run(source: Held, settings: Mapping[str, Any], out: str | Path | None = None) -> Trained:
-    """Trains by an Order of these settings, in `out` or in a folder that goes afterwards."""
-    order = order_of(settings)
+    """Trains by an Order of these settings, in `out` or in a folder that goes when nobody holds the result any more."""
+    order, told = order_of(settings), list[Advice]()
     code = {name: text for name in ("model", "feature_map") if (text := getattr(order, name)) and is_file(text)}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(out) if out is not None else Path(place) / "run"
-        summary = train_source(order, source, folder)
-        return Trained(open_model(folder, code), summary, folder if out is not None else None)
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="silodp-")) / "run"
+    try:
+        summary = train_source(order, source, folder, told=told.append)
+        chosen = tuple(line for advice in told for line in lines(advice))
+        made = Trained(open_model(folder, code), summary, folder if out is not None else None, chosen, source)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        raise
+    if out is None:
+        weakref.finalize(made, shutil.rmtree, folder.parent, ignore_errors=True)
+    return made
 
 
 def order_of(settings: Mapping[str, Any]) -> Order:

@@ -38,6 +38,7 @@ from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
 from silodp.server.estimates.scoring_total import score_total, shuffled_for
 from silodp.server.estimates.survival import survival, survival_label
 from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.folder import read_run
 from silodp.server.order import MODEL, Order, budgets_of, check_seed, least_of_all, with_default_delta
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
@@ -49,18 +50,18 @@ from silodp.wire.inprocess import InProcess
 NOISE = "seeded pseudo-random float noise, for simulation"
 
 
-def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
+def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int | None, source: Source | None = None) -> dict:
     """Scores the run's model on its held-out records, adds the price to what the run has spent, and writes evaluations.jsonl and spent.json.
 
-    The price is added, not shared: no record is claimed to have been in one part only.
+    The price is added, not shared: no record is claimed to have been in one part only. `source` has the records, where they are in no file.
     """
     check_seed(seed)
     with locked(folder):  # from what was spent to the answer: two at once would each add to the same sum, and draw the same noise
-        return _evaluate(folder, epsilon, bins, cap, seed)
+        return _evaluate(folder, epsilon, bins, cap, seed, source)
 
 
-def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None) -> dict:
-    spent, (order, source) = _spent(folder), read_back(folder)
+def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None, given: Source | None) -> dict:
+    spent, (order, source) = spent_of(folder), (Order.read(read_run(folder), folder), given) if given else read_back(folder)
     (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
     with _writing(folder):  # before anything is asked
         part = folder / "spent.json.part"
@@ -177,7 +178,7 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _spent(folder: Path) -> dict:
+def spent_of(folder: Path) -> dict:
     """What the run has cost so far; there is none before its end."""
     try:
         found = json.loads((folder / "spent.json").read_text())

@@ -1,12 +1,14 @@
-# Two commands: `make demo` and `make test`. Each makes the virtual environment it needs.
+# Two commands: `make demo` and `make test`. Each makes the virtual environment it needs, with no more in it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+CORE = $(VENV)/.core
 READY = $(VENV)/.ready
+PIP = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test lint types docs bench clean
+.PHONY: demo test lint types docs dist sbom bench clean
 
-demo: $(READY)
+demo: $(CORE)
 	$(BIN)/silodp compare
 
 test: $(READY) lint types
@@ -23,6 +25,18 @@ types: $(READY)  # with the Node.js of a wheel: nothing is downloaded when it ru
 docs: $(READY)  # the site, into site/; no warning, no dead link (--quiet would hide both from --strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+dist: $(READY)  # wheel and sdist, into dist/
+	$(BIN)/python -m build --no-isolation
+
+sbom:  # what a user of the wheel gets, with licences: CycloneDX, from an environment that holds nothing else
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	build/sbom/bin/pip install --quiet --no-compile --constraint constraints.txt .
+	$(PYTHON) -m venv build/sbom-tool
+	build/sbom-tool/bin/pip install --quiet --constraint constraints.txt cyclonedx-bom
+	mkdir -p dist
+	build/sbom-tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/silodp.cdx.json build/sbom/bin/python
+
 bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(PYTHON) -m venv $(VENV)/peers
 	$(VENV)/peers/bin/pip install --quiet torch==2.13.0
@@ -31,11 +45,16 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(VENV)/peers/bin/python -m benchmarks
 	$(VENV)/peers/bin/python -m benchmarks.noise
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt  # what users have, and nothing else
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,nvflare,flower,docs,onnx,ui]'
-	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib  # what pip would do on one core; templates among the files are no Python
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	touch $@
+
+$(READY): $(CORE)
+	$(PIP) --editable '.[dev,nvflare,flower,docs,onnx,ui]'
+	@# what pip would do on one core; templates of cookiecutters among the files are no Python, hence "|| true"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	touch $@
 
 clean:

@@ -8,6 +8,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+ROOTS = ("ARCHITECTURE.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 """On a narrow screen a wide one scrolls by itself: whoever has no mouse must come to it, by a link in it or by itself."""
@@ -16,8 +17,7 @@ TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 def on_files(files, config):
     """Pages link to these as ../NAME, which is where a reader of the repository finds them."""
     for path in (
-        ROOT / "ARCHITECTURE.md",
-        ROOT / "SECURITY.md",
+        *(ROOT / name for name in ROOTS),
         *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
         *sorted((ROOT / "examples").rglob("*.py")),
     ):
@@ -29,9 +29,9 @@ def on_page_markdown(markdown, page, config, files):
     up = "../" * page.file.src_uri.count("/")
     if page.file.src_uri != "glossary.md":
         markdown += f"\n\n---\n\n[What the words mean]({up}glossary.md)\n"
-    if page.file.src_uri in ("ARCHITECTURE.md", "SECURITY.md"):
-        return markdown.replace("](docs/", "](")
-    return re.sub(r"\]\(((?:\.\./)*)\.\./(ARCHITECTURE\.md|SECURITY\.md|deploy/|examples/)", r"](\1\2", markdown)
+    if page.file.src_uri in ROOTS:
+        return markdown.replace("](docs/", "](").replace("](LICENSE)", "](https://www.apache.org/licenses/LICENSE-2.0)")
+    return re.sub(r"\]\(((?:\.\./)*)\.\./((?:ARCHITECTURE|SECURITY|CONTRIBUTING|CHANGELOG)\.md|deploy/|examples/)", r"](\1\2", markdown)
 
 
 def on_page_content(content, page, config, files):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -76,6 +75,8 @@ def _built(compiler: str, architecture: str = "native") -> ctypes.CDLL:
     """The library for this source and architecture, from the cache if it is there and whole; OpenMP's functions are those that torch has
     loaded, so that both have one pool of threads.
     """
+    import fcntl  # on Linux alone, as is all of this
+
     processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
     kind = b"\n".join(line for line in processor.split(b"\n") if line.split(b"\t")[0] in (b"model name", b"flags", b"Features"))
     text = b"".join(path.read_bytes() for path in (SOURCE, *INCLUDED))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.host.portable import NO_LINK, OWN, sync_folder
 
 
 def write(path: Path, text: str | bytes, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -51,7 +52,7 @@ def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool
 
     Its content is on the disk afterwards; its name is once the folder is synced (`sync_folder`).
     """
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | OWN, mode)
     try:
         rest = memoryview(text.encode() if isinstance(text, str) else text)
         while rest:
@@ -92,12 +93,3 @@ def new_files(folder: Path, files: Mapping[str, str] | Mapping[str, str | bytes]
         except OSError as error:
             raise BadInput(f"{error.filename or folder} cannot be made: {error.strerror}; nothing is ever written over") from None
         undo.pop_all()
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes new, renamed and deleted names in the folder durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 
 def leave_no_core() -> None:
     """A core file would hold what the process holds; where cores go to a program, the limit alone does not stop them."""
+    if sys.platform == "win32":  # which leaves none
+        return
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux

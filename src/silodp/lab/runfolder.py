@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -18,6 +16,7 @@ import torch
 from silodp.core.errors import BadInput
 from silodp.engine import native
 from silodp.host import atomic
+from silodp.host.portable import folder_lock
 from silodp.server.progress import held
 
 SEED = "seed"
@@ -39,16 +38,13 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time. The folder itself is what is locked, so that no file is added to it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise BadInput(f"the run folder {folder} cannot be opened ({error.strerror}); give another") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    """One process at a time."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock(folder))
+        except OSError as error:
+            raise BadInput(f"the run folder {folder} cannot be opened ({error.strerror}); give another") from None
         yield
-    finally:
-        os.close(handle)
 
 
 def refuse_others(folder: Path) -> None:

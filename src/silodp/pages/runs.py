@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -26,6 +25,7 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
+from silodp.host.portable import AT_ONCE, NO_LINK, OWN, lock
 
 OURS = ("config.json", "run.json", "spent.json")
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
@@ -346,7 +346,7 @@ def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used:
 
 def _opened(path: Path) -> io.BufferedReader:
     """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | NO_LINK | AT_ONCE | OWN)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a plain file")
@@ -395,9 +395,6 @@ def _locked(folder: Path) -> bool:
     """Whether a process holds progress.jsonl, and so goes on with the run."""
     try:
         with _opened(folder / "progress.jsonl") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not lock(file, shared=True)
     except OSError:
         return False
-    return False

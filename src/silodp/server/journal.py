@@ -13,7 +13,6 @@ A last record {"stopped": sequence} says that the run ended in the iterate that 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from silodp.core.errors import BadInput
+from silodp.host.portable import OWN, lock, sync_folder
 from silodp.server.replies import Replies
 
 VERSION = 2
@@ -63,13 +63,12 @@ class Journal:
         self.path, self.replies = path, Replies()
         try:
             new = not path.exists()
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise BadInput(f"another process runs with the journal {path}; wait for its end, or stop it") from None
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | OWN, 0o600), "r+b")
         except OSError as error:
             raise BadInput(f"the journal {path} cannot be opened: {error.strerror}") from None
+        if not lock(self._file):
+            self.close()
+            raise BadInput(f"another process runs with the journal {path}; wait for its end, or stop it")
         self._head, self._ended = bytes(_HASH), False
         self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
@@ -79,7 +78,7 @@ class Journal:
         if first is None:
             self._append(header)
             self._ended = True
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         elif first.get("version") != VERSION:
             self.close()
             raise BadInput(f"the journal {path} is of another version of silodp; a run is resumed by the version that began it")
@@ -191,11 +190,3 @@ def _parsed(payload: bytes) -> dict[str, Any]:
         for kind, shape in header["value"]:
             header["numbers"] = np.frombuffer(payload, np.dtype(kind), offset=end).reshape(shape)
     return header
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ that goes on from one that was killed. Nothing reads a line back to train with: 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from silodp.core.errors import BadInput
 from silodp.core.mechanisms.shuffle import Parameters, variance
 from silodp.core.mechanisms.totals import analysed, as_total
 from silodp.core.query import Query
+from silodp.host.portable import OWN, lock
 
 NAME = "progress.jsonl"
 
@@ -76,12 +76,9 @@ def held(folder: Path) -> bool:
     """Whether a process trains in the folder now."""
     try:
         with open(folder / NAME, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not lock(file, shared=True)
     except OSError:
         return False
-    return False
 
 
 class Progress:
@@ -91,17 +88,13 @@ class Progress:
     """
 
     def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
-        self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
+        self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | OWN, 0o644), "r+b", buffering=0)
         deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # a reader holds it for an instant
-                if time.monotonic() > deadline:
-                    self._file.close()
-                    raise BadInput(f"another process writes to {folder}; wait for its end, or choose another folder") from None
-                time.sleep(0.01)
+        while not lock(self._file):  # a reader holds it for an instant
+            if time.monotonic() > deadline:
+                self._file.close()
+                raise BadInput(f"another process writes to {folder}; wait for its end, or choose another folder")
+            time.sleep(0.01)
         whole = self._file.read() if keep else b""
         whole = whole[: whole.rfind(b"\n") + 1]
         self._anew = not keep

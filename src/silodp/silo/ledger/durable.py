@@ -20,7 +20,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.privacy.accounting import Budget, Rule
-from silodp.host.atomic import sync_folder
+from silodp.host.portable import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import Entry, LedgerSettings
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import json
@@ -36,6 +35,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.host import atomic
+from silodp.host.portable import lock
 from silodp.silo.ledger.columns import CORE, PERSON, Profile, by_chance, comparable, exactly, merged, persons_of, profiles_of, unpacked
 
 MARK = 16  # bytes of a mark
@@ -195,16 +195,16 @@ class Registry:
         """One process at a time, from looking for a data set to writing it down."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(
                 f"the registry of ledgers {self.folder} cannot be written ({error.strerror}); set SILODP_STATE to a folder that can"
             ) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(handle, wait=True)
             yield
         finally:
-            os.close(lock)
+            os.close(handle)
 
     def __iter__(self) -> Iterator[Registered]:
         for file in sorted(self.folder.glob("*.json")):

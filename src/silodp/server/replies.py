@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from silodp.host.portable import OWN
+
 _HASH = 32
 
 
@@ -30,7 +32,7 @@ class Replies:
     def __init__(self, path: Path | None = None) -> None:
         self._held: dict[Key, bytes] = {}
         self._places: dict[Key, tuple[int, int]] = {}
-        self._file = None if path is None else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+        self._file = None if path is None else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | OWN, 0o600), "r+b")
         if self._file:
             whole = self._read()
             self._file.truncate(whole)

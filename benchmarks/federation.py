@@ -207,8 +207,9 @@ def _loopback() -> int:
 # --- what is computed -----------------------------------------------------------------------------------------------------------------
 
 
-def gate_seconds(dim: int, rounds: int) -> float:
-    """One real gate daemon on 100 records: from a new question at its socket to the answer."""
+def gate_cost(width: int, rounds: int) -> tuple[float, float]:
+    """One real gate daemon on 100 records, whose network has so many hidden units: seconds from a new question to the answer, and its memory in GiB."""
+    dim = (FEATURES + 3) * width + 2
     rng, asker = np.random.default_rng(0), KEY.public_key().public_bytes_raw().hex()
     with tempfile.TemporaryDirectory(prefix="sdp") as name:
         folder = Path(name)
@@ -217,7 +218,7 @@ def gate_seconds(dim: int, rounds: int) -> float:
         np.savetxt(folder / "data.csv", table, fmt=["%.6f"] * FEATURES + ["%d"], delimiter=",", header=header, comments="")
         (folder / "data.csv").chmod(0o600)
         silo = provision(
-            folder / "silo", data=folder / "data.csv", label="label", name="silo-0", epsilon=60.0, model=f"mlp:{WIDTHS[dim]}",
+            folder / "silo", data=folder / "data.csv", label="label", name="silo-0", epsilon=60.0, model=f"mlp:{width}",
             askers=[asker], registry=folder / "state/ledgers",
         )  # fmt: skip
         environment = os.environ | {"SILODP_STATE": str(folder / "state")}
@@ -234,7 +235,8 @@ def gate_seconds(dim: int, rounds: int) -> float:
                 times.append(time.perf_counter() - start)
                 if not isinstance(decoded := decode_reply(reply, limit=2**28, silo_key=silo.key), Answer):
                     raise SystemExit(f"the gate refuses with {decoded.code}, so nothing is reported")
-            return statistics.median(times[1:])
+            most = [text.split()[1] for text in Path(f"/proc/{process.pid}/status").read_text().splitlines() if text.startswith("VmHWM")]
+            return statistics.median(times[1:]), int(most[0]) / 2**20
         finally:
             process.terminate()
             process.communicate()
@@ -257,7 +259,7 @@ def simulation_seconds(dim: int, silos: int, rounds: int) -> float:
 
 
 def rows(engines: list[str], silos: list[int], rounds: int, heavy: bool) -> Iterator[Row]:
-    gate = {dim: gate_seconds(dim, min(rounds, 5)) for dim in WIDTHS}
+    gate = {dim: gate_cost(width, min(rounds, 5))[0] for dim, width in WIDTHS.items()}
     for count in silos:
         own = {dim: (server_seconds(dim, count, rounds), simulation_seconds(dim, count, rounds)) for dim in WIDTHS}
         for engine in engines:

@@ -37,7 +37,7 @@ class Silos:
     """A carrier to silos that answer anything with their own random numbers; `spent` is what they have used of the processor."""
 
     def __init__(self, count: int, dim: int) -> None:
-        self._keys = {f"silo-{i}": Ed25519PrivateKey.generate() for i in range(count)}
+        self._keys = {f"silo-{i}": Ed25519PrivateKey.from_private_bytes((i + 1).to_bytes(32)) for i in range(count)}
         self._value, self._dim, self.spent = torch.randn(1, dim, dtype=torch.float64), dim, 0.0
 
     @property

@@ -57,6 +57,7 @@ def site(tmp_path_factory):
     """The site, built strictly."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
+    pytest.importorskip("jupytext")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-import jupytext
 import pytest
+
+jupytext = pytest.importorskip("jupytext")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.py"))

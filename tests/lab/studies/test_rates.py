@@ -15,25 +15,17 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import GroupL1, L2Ball, Zero
 from silodp.core.theory.isrl import lower_bound, prescribe
 from silodp.lab.studies import figures, rates
-from silodp.lab.studies.rates import (
-    DELTA,
-    Line,
-    Size,
-    carried,
-    constants,
-    empirical_optimum,
-    log_slope,
-    make_problem,
-    make_records,
-    point,
-    schedule,
-)
+from silodp.lab.studies.rates import Line, carried, log_slope, point, schedule
+from silodp.lab.studies.rates_problems import DELTA, LENGTH, RADIUS, Size, constants, empirical_optimum, make_problem, make_records, mean_of
 from silodp.server.plan import with_multipliers
 from silodp.silo.data.records import Records
 from silodp.testing.evaluate import mapping_norm, training_loss
 
 SIZE = Size(40, 4, 3, 4.0)
-ALGORITHMS = {"prox-sgd": "risk", "prox-svrg": "risk", "prox-pl-svrg": "risk", "spider": "mapping", "spider-alternate": "mapping"}
+ALGORITHMS = {
+    "prox-sgd": "risk", "prox-svrg": "risk", "prox-pl-svrg": "risk", "spider": "mapping", "spider-alternate": "mapping", "accelerated": "risk",
+    "localized": "convex",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -90,11 +82,11 @@ def test_a_penalty_that_outweighs_the_gradient_makes_zero_stationary():
 # --- the problems ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("measure", ["risk", "mapping"])
+@pytest.mark.parametrize("measure", ["risk", "mapping", "near"])
 def test_the_constants_hold_for_every_record(measure):
     c, records = constants(measure, SIZE), make_records(measure, replace_n(400), 1)
     problem = make_problem(measure, 3)
-    radius = rates.RADIUS if measure == "risk" else 1.0
+    radius = RADIUS if measure == "risk" else 1.0
     points = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), dim=-1) * radius
     x, y = records.x.flatten(0, 1), records.y.flatten(0, 1)
 
@@ -110,8 +102,16 @@ def test_the_constants_hold_for_every_record(measure):
     assert ((at[1:] - at[:-1]).norm(dim=-1) <= c.smoothness * moves * (1 + 1e-4)).all()
     start = torch.zeros(1, 3)
     assert training_loss(problem, start, records).item() <= c.gap + (
-        training_loss(problem, points, records).min() if measure == "risk" else 0
+        0 if measure == "mapping" else training_loss(problem, torch.cat([points, 0.3 * points]), records).min()
     )
+
+
+def test_the_mean_of_linear_losses_is_as_long_as_the_bound_and_no_record_longer_than_the_clip():
+    size = Size(40, 120, 3, 1.0)
+    records, c = make_records("convex", size, 0), constants("convex", size)
+    assert records.y.norm(dim=-1).max() <= c.lipschitz
+    assert mean_of(size) == pytest.approx(LENGTH * lower_bound(c, "convex-so").value)
+    assert records.y.mean((0, 1)).norm().item() == pytest.approx(mean_of(size), rel=0.2)
 
 
 def replace_n(n: int) -> Size:
@@ -238,6 +238,28 @@ def test_the_bound_of_prox_sgd_is_that_of_its_own_class():
     assert bound - sampled == pytest.approx((plain - sampled) / rounds**2, rel=1e-6)
 
 
+def test_totals_of_an_sdp_line_have_the_noise_of_one_release_of_all_records(here, tmp_path):
+    """Their mean's standard deviation is that of ISRL-DP divided by sqrt(N), up to what rounding and the Renyi order add; N then has the exponent of n."""
+    size = Size(400, 16, 4, 4.0)
+    c = constants("risk", size)
+    plan = schedule("prox-sgd", rates.effective(c, "sdp"))
+    total = rates.priced(plan, c, "sdp").mechanisms["minibatch"]
+    batch = plan.mechanisms["minibatch"].sampling.batch(size.n)
+    std = 2 * c.lipschitz / int(total.levels) * np.sqrt((int(total.noise_bits) + 1) / 4 / (size.N * batch))
+    alone = 2 * c.lipschitz / batch * float(plan.mechanisms["minibatch"].noise_multiplier)
+    assert 1.0 < std / (alone / size.N) < 1.1
+    assert {one.against: one.exponent for one in rates.study() if one.theorem == "SDP Prox-SGD, PPL"}["N"] == -2
+
+
+def test_long_phases_carry_all_of_an_anchors_noise_and_short_ones_a_part():
+    short, long = (next(one for one in rates.study() if one.theorem == name) for name in ("FedProx-SPIDER", "FedProx-SPIDER, long phases"))
+    far, near = ([rates.regime_of(one, constants(one.measure, size)) for size in one.sizes] for one in (short, long))
+    assert max(r["carried"] for r in far) / min(r["carried"] for r in far) > 2
+    assert min(r["carried"] for r in near) > 0.8
+    assert min(r["phase"] for r in near) > max(r["phase"] for r in far) / 2
+    assert all(r["phase"] == max(1, int((r["X"] / 8) ** (2 / 3))) for r in far + near)
+
+
 def test_the_command_prints_a_row_for_each_line_and_draws(here, monkeypatch, tmp_path):
     few = [line("prox-svrg", "N", (2, 4), -1.0, Size(16, 4, 2, 7.0), 2), line("spider", "d", (2, 4), 2 / 3, Size(30, 4, 2, 2.0), 2)]
     monkeypatch.setattr(rates, "study", lambda: few)
@@ -245,6 +267,7 @@ def test_the_command_prints_a_row_for_each_line_and_draws(here, monkeypatch, tmp
     assert done.exit_code == 0, done.output
     assert done.output.count("a theorem") == 2
     assert {p.name for p in (tmp_path / "run").iterdir()} >= {"rates.csv", "rates.json", "rates.png", "rates.svg", "environment.json"}
+    assert "4/3" in done.output
 
 
 def test_an_interrupt_is_one_sentence(monkeypatch, tmp_path):
@@ -260,8 +283,8 @@ def test_an_interrupt_is_one_sentence(monkeypatch, tmp_path):
 def test_the_study_keeps_to_the_theorems_conditions():
     for one in rates.study():
         for size in one.sizes:
-            algorithm = "spider" if one.algorithm == "spider-alternate" else one.algorithm
-            assert prescribe(algorithm, constants(one.measure, size)).applies, (one.algorithm, size)
+            c = rates.effective(constants(one.measure, size), one.trust)
+            assert rates.prescribed(one.algorithm, c).applies, (one.algorithm, size)
 
 
 @pytest.mark.parametrize("phase", [1, 2, 7])

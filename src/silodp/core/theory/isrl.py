@@ -14,7 +14,13 @@ from silodp.core.errors import BadInput
 
 Theorem = TypeVar("Theorem")
 
-_SYMBOL = {"lipschitz": "L", "smoothness": "beta", "pl": "mu, the proximal-PL constant", "gap": "Delta, a bound on F(w_0) - F*"}
+_SYMBOL = {
+    "lipschitz": "L",
+    "smoothness": "beta",
+    "pl": "mu, the proximal-PL constant",
+    "gap": "Delta, a bound on F(w_0) - F*",
+    "diameter": "D",
+}
 _COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
 EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
 
@@ -27,6 +33,7 @@ class Constants:
     smoothness: float
     pl: float | None = None
     gap: float | None = None
+    diameter: float | None = None
     records: int
     silos: int
     answering: int
@@ -37,7 +44,7 @@ class Constants:
     def __post_init__(self) -> None:
         for name, symbol in (_SYMBOL | _COUNT | {"epsilon": "of the guarantee"}).items():
             value, kind = getattr(self, name), int if name in _COUNT else int | float
-            absent = value is None and name in ("pl", "gap")
+            absent = value is None and name in ("pl", "gap", "diameter")
             if not absent and (isinstance(value, bool) or not isinstance(value, kind) or not 1e-20 <= value <= 1e20):
                 wanted = "a whole number from 1" if name in _COUNT else "a positive number from 1e-20"
                 raise BadInput(f"{name} ({symbol}) must be {wanted} to 1e20, got {value!r}.")
@@ -281,7 +288,7 @@ def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:
     return replace(plan, theorem=f"{plan.theorem}, at (epsilon/n, delta/(4n)) for user-level DP", conditions=conditions)
 
 
-KINDS = ("smooth-convex", "strongly-convex-erm", "strongly-convex-so")
+KINDS = ("smooth-convex", "strongly-convex-erm", "strongly-convex-so", "convex-so")
 
 
 def least_error(c: Constants, kind: str, privacy: float, formula: str, kinds: Sequence[str]) -> tuple[float, str]:
@@ -290,6 +297,9 @@ def least_error(c: Constants, kind: str, privacy: float, formula: str, kinds: Se
         raise BadInput(f"kind must be one of {', '.join(kinds)}, got {kind!r}.")
     if kind == "smooth-convex":
         return c.lipschitz**2 * min(1.0, privacy), f"E ||grad Fhat(w)||^2 = Omega(L^2 min(1, {formula}))"
+    if kind == "convex-so":
+        value = c.lipschitz * c.need("diameter", "a convex lower bound") * min(1.0, sqrt(privacy) + 1 / sqrt(c.silos * c.records))
+        return value, f"E F(w) - F* = Omega~(L D min(1, 1/sqrt(n N) + sqrt({formula})))"
     sampled = kind == "strongly-convex-so"
     value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / (c.silos * c.records) if sampled else 0.0))
     return value, f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}{formula}))"
@@ -299,7 +309,7 @@ def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.
     """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R) for Prox-SGD) divides privacy by C^4.
 
     kind: "smooth-convex" (thm. "LDP lower bound", squared gradient norm); "strongly-convex-erm" and "strongly-convex-so" (lr21fl, as far
-    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "hybrid" (the ERM one with n = 1).
+    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "convex-so" (lr21fl, excess risk over a set of diameter D); "hybrid" (the ERM one with n = 1).
     """
     c, total, n2 = constants, constants.silos * constants.records, "" if kind == "hybrid" else "n^2 "
     if not 1 <= compositionality <= 1e20:

@@ -113,52 +113,104 @@ def _panels(curves: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str, 
 def _name_ends(ax, ends: Sequence[tuple[float, str, str]]) -> None:
     """Each curve's name behind its last point, moved apart where two would lie on each other."""
     low, high = ax.get_ylim()
-    least, last = (high - low) * 0.055, -float("inf")
+    scale, back = (log, exp) if ax.get_yscale() == "log" else (float, float)
+    least, last = (scale(high) - scale(low)) * 0.055, -float("inf")
     for y, label, color in sorted(ends):
-        last = max(y, last + least)
-        ax.annotate(label, (1.01, last), xycoords=("axes fraction", "data"), color=color, fontsize=8, va="center", annotation_clip=False)
+        last = max(scale(y), last + least)
+        ax.annotate(
+            label, (1.01, back(last)), xycoords=("axes fraction", "data"), color=color, fontsize=8, va="center", annotation_clip=False
+        )
+
+
+RATES: dict[str, tuple[str, dict[tuple[str, str], tuple[str, str]]]] = {
+    "ISRL-DP, least squares": (
+        "risk", {("prox-sgd", "isrl"): ("red", "Prox-SGD"), ("prox-svrg", "isrl"): ("sky", "Prox-SVRG"),
+                 ("prox-pl-svrg", "isrl"): ("blue", "Prox-PL-SVRG"), ("accelerated", "isrl"): ("green", "accelerated")},
+    ),
+    "ISRL-DP beside SDP, least squares": (
+        "risk", {("prox-sgd", "isrl"): ("red", "Prox-SGD"), ("prox-sgd", "sdp"): ("orange", "SDP Prox-SGD")},
+    ),
+    "ISRL-DP beside SDP, Welsch's loss": (
+        "mapping", {("spider", "isrl"): ("green", "SPIDER"), ("spider-alternate", "isrl"): ("blue", "alternate"),
+                    ("spider", "sdp"): ("orange", "SDP SPIDER")},
+    ),
+    "ISRL-DP, linear losses at the bound": ("convex", {("localized", "isrl"): ("pink", "localized")}),
+}  # fmt: skip
+"""Rows of the figure of rates: what is measured, and which algorithms under which trust, at most five curves a panel."""
 
 
 def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = (".png", ".svg")) -> None:
-    """rates.png and rates.svg: excess risk above, squared mapping norm below, against epsilon, n, N and d, with fits.
+    """rates.png and rates.svg: what the theorems bound against epsilon, n, N and d, with fits, SDP beside ISRL-DP; and regime.png and regime.svg.
 
     A lower bound is drawn at the sizes where its conditions hold, and nowhere else.
     """
-    colors = dict(
-        zip(
-            ("prox-sgd", "prox-svrg", "prox-pl-svrg", "spider", "spider-alternate"),
-            map(OKABE_ITO.get, ("red", "sky", "blue", "green", "orange")),
-            strict=True,
-        )
-    )
-    rows = {"risk": "excess risk", "mapping": "E ‖gradient mapping‖²"}
-    figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.6), layout="constrained", sharey="row")
-    for (measure, label), line in zip(rows.items(), axes, strict=True):
+    ylabels = {"risk": "excess risk", "mapping": "E ‖gradient mapping‖²", "convex": "excess risk"}
+    figure, axes = plt.subplots(len(RATES), 4, figsize=(17, 3.1 * len(RATES)), layout="constrained", sharey="row")
+    for (title, (measure, curves)), line in zip(RATES.items(), axes, strict=True):
+        named = []
         for against, ax in zip(("epsilon", "n", "N", "d"), line, strict=True):
-            for fit in [f for f in fits if f["measure"] == measure and f["against"] == against]:
-                x, y = fit["x"], [p["value"] for p in fit["points"]]
-                color, open_face = colors[fit["algorithm"]], {"markerfacecolor": "white"} if fit["sampling"] else {}
-                ax.errorbar(
-                    x, y, yerr=[p["standard_error"] for p in fit["points"]], color=color, marker="o", markersize=4, linestyle="", **open_face
-                )  # fmt: skip
-                middle, level = (exp(sum(map(log, values)) / len(x)) for values in (x, y))
-                name = f"{fit['algorithm']}{' (sampling term)' if fit['sampling'] else ''}"
-                label_of = f"{name} {fit['slope']:+.2f} ± {fit['slope_error']:.2f} ({fit['theory']:+.2f})"
-                ax.plot(x, [level * (v / middle) ** fit["slope"] for v in x], color=color, linewidth=1.2, label=label_of)
-                ax.plot(x, [level * (v / middle) ** fit["theory"] for v in x], color=color, linewidth=0.9, linestyle="--")
-                known = [(v, p["lower_bound"]) for v, p in zip(x, fit["points"], strict=True) if p["lower_bound"] is not None]
-                if known:
-                    ax.plot(*zip(*known, strict=True), color=color, linewidth=0.9, linestyle=":", marker="_", label="its lower bound")
+            mine = [f for f in fits if (f["measure"], f["against"]) == (measure, against) and (f["algorithm"], f["trust"]) in curves]
+            named.append((ax, [_draw_fit(ax, f, *curves[f["algorithm"], f["trust"]]) for f in mine]))
+            ticks = sorted({v for f in mine for v in f["x"]})
+            ticks = ticks[:: max(1, len(ticks) // 4)]
             ax.set(xscale="log", yscale="log", xlabel=against)
-            ticks = sorted({v for f in fits if f["measure"] == measure and f["against"] == against for v in f["x"]})
-            ax.set_xticks(ticks[:: max(1, len(ticks) // 5)], [f"{v:g}" for v in ticks[:: max(1, len(ticks) // 5)]], fontsize=8)
+            ax.set_xticks(ticks, [f"{v:g}" for v in ticks], fontsize=8)
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.grid(alpha=0.25)
-            if ax.get_legend_handles_labels()[0]:
-                ax.legend(fontsize=6.5, loc="lower left" if against != "d" else "lower right")
-        line[0].set_ylabel(label)
-    figure.suptitle("Fitted slope ± standard error (theory): solid fit, dashed theory", fontsize=10)
+        for ax, ends in named:
+            _name_ends(ax, ends)
+        line[0].set(ylabel=ylabels[measure], title=title)
+    figure.suptitle(
+        "Fitted slope (theory's): solid fit, dashed theory, dotted lower bound where its conditions hold, open marks sampling term",
+        fontsize=10,
+    )
     _save(figure, folder / "rates", suffixes)
+    _draw_regime(fits, folder / "regime", suffixes)
+
+
+def _draw_fit(ax, fit: dict, color: str, name: str) -> tuple[float, str, str]:
+    """Points, fit, theory and bound of one line; what its end is called."""
+    x, y, ink = fit["x"], [p["value"] for p in fit["points"]], OKABE_ITO[color]
+    face = {"markerfacecolor": "white"} if fit["sampling"] else {}
+    ax.errorbar(x, y, yerr=[p["standard_error"] for p in fit["points"]], color=ink, marker="o", markersize=4, linestyle="", **face)
+    middle, level = (exp(sum(map(log, values)) / len(x)) for values in (x, y))
+    ax.plot(x, [level * (v / middle) ** fit["slope"] for v in x], color=ink, linewidth=1.2)
+    ax.plot(x, [level * (v / middle) ** fit["theory"] for v in x], color=ink, linewidth=0.9, linestyle="--")
+    known = [(v, p["lower_bound"]) for v, p in zip(x, fit["points"], strict=True) if p["lower_bound"] is not None]
+    if known:
+        ax.plot(*zip(*known, strict=True), color=ink, linewidth=0.9, linestyle=":", marker="_")
+    return y[-1], f"{name} {fit['slope']:+.2f} ({fit['theory']:+.2f})", ink
+
+
+def _draw_regime(fits: Sequence[dict], stem: Path, suffixes: Sequence[str]) -> None:
+    """SPIDER's 4/3: far from the minimum with short phases, and near it with long ones; beside it the share of an anchor's noise that they carry."""
+    mine = [f for f in fits if (f["algorithm"], f["trust"], f["against"]) == ("spider", "isrl", "epsilon")]
+    if not mine:
+        return
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    looks = {"mapping": ("green", "far start"), "near": ("blue", "near start")}
+    ends = [_draw_fit(left, f, *looks[f["measure"]]) for f in mine]
+    left.set(xscale="log", yscale="log", xlabel="epsilon", ylabel="E ‖gradient mapping‖²", title="SPIDER: slope (theory's)")
+    shares = []
+    for f in mine:
+        color, name = looks[f["measure"]]
+        right.plot(f["x"], [p["carried"] for p in f["regime"]], color=OKABE_ITO[color], marker="o", markersize=4)
+        for v, p in zip(f["x"], f["regime"], strict=True):
+            right.annotate(
+                f"q = {p['phase']}", (v, p["carried"]), xytext=(3, -11), textcoords="offset points", fontsize=7, color=OKABE_ITO[color]
+            )
+        shares.append((f["regime"][-1]["carried"], name, OKABE_ITO[color]))
+    right.set(
+        xscale="log", xlabel="epsilon", ylabel="share of an anchor's noise carried", ylim=(0, 1.05), title="The bound has all of it (1)"
+    )
+    for ax in (left, right):
+        ticks = sorted({v for f in mine for v in f["x"]})
+        ax.set_xticks(ticks, [f"{v:g}" for v in ticks], fontsize=8)
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.grid(alpha=0.25)
+    _name_ends(left, ends)
+    _name_ends(right, shares)
+    _save(figure, stem, suffixes)
 
 
 def _save(figure, stem: Path, suffixes: Sequence[str] = (".png", ".svg")) -> None:

@@ -193,7 +193,8 @@ def _leaderboard(docs: Path, tables: Path) -> Path | None:
         "column's spends the epsilon of its row, at delta = 1/n², by exact accounting. The first column has the paper's constants, which spend "
         "what stands in brackets, more or less than the row: it is no rival at the same budget, and never bold. "
         f"{NOTE} {SIGNIFICANCE} Steps lie between the ends of the paper's grids, evenly spaced "
-        "([how our study differs from the authors'](figures.md#how-our-study-differs-from-the-authors)).\n",
+        "([how our study differs from the authors'](figures.md#how-our-study-differs-from-the-authors)). Accelerated and localized MB-SGD are made for "
+        "convex losses, which the networks' are not; they are tuned over disjoint and full batches too. A method without a column was not run there.\n",
         "`silodp reproduce leaderboard --data-dir DIR`, then `silodp gallery`.\n",
     ]
     for name, study in LEADERBOARD.items():

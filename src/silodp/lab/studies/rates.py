@@ -1,9 +1,7 @@
-"""The ISRL-DP theorems as slopes: what is measured against epsilon, n, N and d, on problems whose L, beta, mu and Delta are known.
+"""The theorems as slopes: what is measured against epsilon, n, N and d, on the problems of `rates_problems`.
 
-Silo i's records are (x, y) with y = x w_i + z in R^d, x^2 uniform on [1/2, 3/2], z uniform on a sphere; the silos' w_i differ, and their
-mean is what is sought. Nothing but d itself grows with d. The clip is the Lipschitz constant, so it is never active. Two losses:
-least squares over a ball (proximal-PL, optimum known) and Welsch's robust loss with a non-smooth penalty (neither convex nor PL).
-Schedules (R, K, q, S, step) are those that `core/theory/isrl.py` prescribes, noise is their rho = epsilon^2 / (8 ln(1/delta)).
+Schedules (R, K, q, S, step) are those that `core/theory` prescribes, noise is their rho = epsilon^2 / (8 ln(1/delta)). Under SDP a total of all silos
+has the noise of one release of n N records, so that N^2 stands where ISRL-DP has N; levels and coins are those that spend what rho spends.
 """
 
 from __future__ import annotations
@@ -17,46 +15,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget
-from silodp.core.problem.losses import squared_error
-from silodp.core.problem.problem import Problem
-from silodp.core.problem.prox import GroupL1, L2Ball
+from silodp.core.privacy.accounting import Budget, gdp_epsilon
 from silodp.core.sampling import DisjointBatches, FullBatch
+from silodp.core.theory import convex
+from silodp.core.theory import shuffle as sdp
 from silodp.core.theory.isrl import Constants, lower_bound, prescribe
 from silodp.host import atomic
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.simulation import simulate
+from silodp.lab.studies.rates_problems import DELTA, DISTANCE, Size, constants, empirical_optimum, make_problem, make_records, mean_of
 from silodp.lab.studies.sweep import Tick, spread, unseen
 from silodp.server.algorithms import ALGORITHMS
-from silodp.server.plan import with_multipliers
-from silodp.silo.data.records import Records
+from silodp.server.federation import Everyone
+from silodp.server.plan import Plan, with_multipliers
+from silodp.server.shuffled import calibrate_shuffled
 from silodp.testing.evaluate import mapping_norm
 
-DELTA = 1e-6
-STEEPEST = 1.5
-"""The largest x^2; its mean is 1."""
-UNLIKE, NOISE, RADIUS = 0.1, 0.25, 0.6
-"""||w_i - w*||, ||z||, and the ball of the least squares."""
-DISTANCE = {"risk": 0.5, "mapping": 1.5}
-"""||w* - w_0||: the second start is where Welsch's loss is concave."""
+STAGES = 6
+MAPPING = ("mapping", "near")
+"""Measures that are the squared norm of the gradient mapping."""
 
-
-@dataclass(frozen=True)
-class Size:
-    """What a theorem's rate is about: n, N, d and epsilon."""
-
-    n: int
-    N: int
-    d: int
-    epsilon: float
-
-
-Key = tuple[str, str, Size, int]
-"""Algorithm, measure, size and number of runs: what one point of the study is."""
+Key = tuple[str, str, str, Size, int]
+"""Algorithm, trust, measure, size and number of runs: what one point of the study is."""
 
 
 @dataclass(frozen=True)
@@ -74,59 +58,15 @@ class Line:
     runs: int
     sampling: bool = False
     """Whether the sampling term is meant, not the private one."""
+    trust: str = "isrl"
+    """Or sdp, through a shuffler."""
 
     @property
     def sizes(self) -> list[Size]:
         return [replace(self.base, **{self.against: value}) for value in self.values]
 
     def key(self, size: Size) -> Key:
-        return self.algorithm, self.measure, size, self.runs
-
-
-# --- the two problems -----------------------------------------------------------------------------------------------------------
-
-
-def welsch(output: Tensor, target: Tensor) -> Tensor:
-    """1 - exp(-||output - target||^2 / 2): as least squares near the target, flat far from it, concave in between."""
-    return -torch.expm1(-(output - target).square().sum(-1) / 2)
-
-
-def make_problem(measure: str, d: int) -> Problem:
-    model = nn.Sequential(nn.Linear(1, d, bias=False))
-    return Problem(model, squared_error, L2Ball(RADIUS)) if measure == "risk" else Problem(model, welsch, GroupL1(0.05, ((0, d),)))
-
-
-def constants(measure: str, size: Size) -> Constants:
-    """L and beta hold for every record and w (in the ball, for least squares); Delta is exact there, and a bound on f0 + f1 at w_0 here."""
-    steep, far = math.sqrt(STEEPEST), DISTANCE["risk"] + UNLIKE + RADIUS
-    known = (
-        {"lipschitz": 2 * steep * (steep * far + NOISE), "smoothness": 2 * STEEPEST, "pl": 2.0, "gap": DISTANCE["risk"] ** 2}
-        if measure == "risk"
-        else {"lipschitz": steep * math.exp(-0.5), "smoothness": STEEPEST, "gap": 1.0}
-    )
-    return Constants(**known, records=size.n, silos=size.N, answering=size.N, dimension=size.d, epsilon=size.epsilon, delta=DELTA)
-
-
-def make_records(measure: str, size: Size, draw: int) -> Records:
-    """One draw of all silos' records; w* lies along (1, ..., 1), and silos come in pairs on opposite sides of it."""
-    random = np.random.default_rng((draw, size.n, size.N, size.d))
-
-    def on_sphere(*shape: int) -> np.ndarray:
-        u = random.normal(size=(*shape, size.d))
-        return u / np.linalg.norm(u, axis=-1, keepdims=True)
-
-    aside = UNLIKE * on_sphere(size.N // 2)
-    w = DISTANCE[measure] / math.sqrt(size.d) + np.concatenate([aside, -aside])
-    x = np.sqrt(random.uniform(2 - STEEPEST, STEEPEST, size=(size.N, size.n, 1)))
-    y = x * w[:, None] + NOISE * on_sphere(size.N, size.n)
-    names = tuple(f"silo-{i}" for i in range(size.N))
-    return Records(torch.from_numpy(x).float(), torch.from_numpy(y).float(), (size.n,) * size.N, names)
-
-
-def empirical_optimum(records: Records) -> tuple[Tensor, float]:
-    """(w^, A) with Fhat(w) - Fhat* = A ||w - w^||^2 for least squares."""
-    x, y = records.x.double(), records.y.double()
-    return (x * y).mean((0, 1)) / x.square().mean(), float(x.square().mean())
+        return self.algorithm, self.trust, self.measure, size, self.runs
 
 
 # --- one algorithm as its theorem runs it ---------------------------------------------------------------------------------------
@@ -155,24 +95,40 @@ def carried(phase: int, step: float) -> float:
     return sum(a ** (2 * t) * left + (1 - a**t) ** 2 for t in range(1, phase + 1)) / phase
 
 
+def effective(c: Constants, trust: str) -> Constants:
+    """The constants with N^2 silos under SDP: d / (epsilon^2 n^2 N^2) is then what d / (epsilon^2 n^2 N) is in every schedule of ISRL-DP."""
+    return c if trust == "isrl" else replace(c, silos=c.silos**2, answering=c.silos**2)
+
+
+def prescribed(algorithm: str, c: Constants):
+    """The theorem's; the alternate SPIDER has none, and takes that of the first. Accelerated steps have as many stages at every size: at the sizes of
+    this study a number that grows would make the slope."""
+    if algorithm in ("accelerated", "localized"):
+        return convex.accelerated(c, stages=STAGES) if algorithm == "accelerated" else convex.localized(c)
+    return prescribe("spider" if algorithm == "spider-alternate" else algorithm, c)
+
+
 def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
     """R, K, q, S and step as prescribed, at the theorems' mu = epsilon / (2 sqrt(ln(1/delta))); the nearest where that cannot be run.
 
     SVRG's differences take full batches, and half of mu^2 pays for them: with the theorem's batches and its advanced composition the noise
     would fill the ball at every size of this study. The alternate SPIDER has no theorem: its rounds are those of SPIDER's proof at phase 2.
     """
-    plan = prescribe("spider" if algorithm == "spider-alternate" else algorithm, c)
+    plan = prescribed(algorithm, c)
     L, R, S, mu = c.lipschitz, plan.rounds, plan.restarts, c.epsilon / (2 * math.sqrt(c.log_delta))
     run = partial(ALGORITHMS[algorithm].run, step=plan.step)
 
     def private(batch: int, multiplier: float) -> float:
         return c.dimension * (2 * L / batch * multiplier) ** 2 / c.silos
 
-    if algorithm == "prox-sgd":
+    if algorithm in ("prox-sgd", "accelerated"):
         noisy = {"minibatch": Gaussian("minibatch", L, 1 / mu, DisjointBatches(R))}
-        return Schedule(
-            partial(run, rounds=R), noisy, range(R - 1, R), private(plan.batch, 1 / mu), c.lipschitz**2 / (c.silos * plan.batch)
-        )
+        run = partial(run, rounds=R) if algorithm == "prox-sgd" else partial(run, rounds=R, restarts=S, strong=c.need("pl", algorithm))
+        return Schedule(run, noisy, range(R - 1, R), private(plan.batch, 1 / mu), c.lipschitz**2 / (c.silos * plan.batch))
+    if algorithm == "localized":
+        noisy = {"minibatch": Gaussian("minibatch", L, math.sqrt(R) / mu, FullBatch())}
+        error = math.sqrt(private(c.records, 1 / mu)), L / math.sqrt(c.records * c.silos)
+        return Schedule(partial(run, rounds=R, stages=S, pull=convex.pull(c)), noisy, range(R - 1, R), *error)
     run, rest, share = partial(run, slope=c.smoothness), 0.0, 1.0
     if algorithm in ("prox-svrg", "prox-pl-svrg"):
         anchors, counted = S * (plan.epochs or 0), range((S - 1) * (R + 1), (S - 1) * (R + 1) + R)
@@ -194,34 +150,53 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
     return Schedule(run, noisy, counted, share * private(c.records, anchor), rest)
 
 
-def point(algorithm: str, measure: str, size: Size, runs: int, draw: int) -> tuple[Key, Tensor]:
+def priced(plan: Schedule, c: Constants, trust: str, runs: int = 1) -> Plan:
+    """The schedule at a price: the theorem's noise in each silo, or totals that spend what that noise does."""
+    counts = (c.records,) * c.silos
+    if trust == "isrl":
+        return with_multipliers(plan.run, plan.mechanisms, counts, Budget(c.epsilon, DELTA))
+    same = Budget(gdp_epsilon(c.epsilon / (2 * math.sqrt(c.log_delta)), DELTA), DELTA)
+    shares = {kind: 1 / len(plan.mechanisms) for kind in plan.mechanisms} if len(plan.mechanisms) > 1 else None
+    return calibrate_shuffled(
+        plan.run, plan.mechanisms, [same] * runs, counts, Everyone(c.silos), dimension=c.dimension, least=c.silos, shares=shares
+    )
+
+
+def point(algorithm: str, trust: str, measure: str, size: Size, runs: int, draw: int) -> tuple[Key, Tensor]:
     """With (runs,) values of what the theorem bounds, one for each private run: the mean over the iterates that its output is drawn from.
 
     Prox-SVRG starts at the minimiser, where Delta = 0: one call only halves the gap, and half a gap would hide the private term.
     """
     c = constants(measure, size)
-    problem, records, plan = make_problem(measure, size.d), make_records(measure, size, draw), schedule(algorithm, c, draw)
-    priced = with_multipliers(plan.run, plan.mechanisms, records.counts, Budget(size.epsilon, DELTA))
-    fed, _ = simulate(problem, records, priced, [(draw, j) for j in range(runs)])
+    problem, records, plan = (
+        make_problem(measure, size.d),
+        make_records(measure, size, draw),
+        schedule(algorithm, effective(c, trust), draw),
+    )
+    ready = priced(plan, c, trust, runs)
+    fed, _ = simulate(problem, records, ready, [(draw, j) for j in range(runs)])
     best, curvature = empirical_optimum(records)
     start = best.float() if algorithm == "prox-svrg" else torch.zeros(size.d)
-    if algorithm == "prox-sgd":  # its theorem is about the population
+    if algorithm in ("prox-sgd", "accelerated"):  # their theorems are about the population
         best, curvature = torch.full((size.d,), DISTANCE["risk"] / math.sqrt(size.d), dtype=torch.float64), 1.0
     total = torch.zeros(runs, dtype=torch.float64)
-    for t, w in enumerate(plan.run(fed, problem, start.expand(runs, -1), **plan.mechanisms)):
+    for t, w in enumerate(plan.run(fed, problem, start.expand(runs, -1), **ready.mechanisms)):
         if t not in plan.counted:
             continue
         if measure == "risk":
             total += curvature * (w.double() - best).square().sum(-1)
+        elif measure == "convex":  # -<w, E y> less its least value
+            total += mean_of(size) * (1 - w.double().sum(-1) / math.sqrt(size.d))
         else:
             total += mapping_norm(problem, w, records, 1 / (2 * c.smoothness)).double().square()
-    return (algorithm, measure, size, runs), total / len(plan.counted)
+    return (algorithm, trust, measure, size, runs), total / len(plan.counted)
 
 
 # --- the study ------------------------------------------------------------------------------------------------------------------
 
 EXPONENTS = {"epsilon": -2.0, "n": -2.0, "N": -1.0, "d": 1.0}
-"""Of d / (epsilon^2 n^2 N); SPIDER's rate is this to the power 2/3, a fixed phase gives 1/2."""
+"""Of d / (epsilon^2 n^2 N); SPIDER's rate is this to the power 2/3, a fixed phase gives 1/2, and so does the excess risk of convex losses.
+Under SDP N has the exponent of n."""
 
 
 def study() -> list[Line]:
@@ -242,7 +217,30 @@ def study() -> list[Line]:
         for against, values in axes.items()
     ]
     many = Size(8000, 2, 4, 15.0)
-    return [*lines, Line("Prox-SGD, PPL: sampling", "prox-sgd", "risk", "n", -1.0, many, (8000, 16000, 32000), 30, 1, sampling=True)]
+    lines += [Line("Prox-SGD, PPL: sampling", "prox-sgd", "risk", "n", -1.0, many, (8000, 16000, 32000), 30, 1, sampling=True)]
+    short = {"epsilon": (1.25, 2.5, 5.0, 10.0), "n": (50, 100, 200), "N": (2, 4, 8), "d": (5, 10, 20, 40)}
+    lines += [
+        Line(theorem, algorithm, measure, against, power * EXPONENTS["n" if against == "N" else against], base, axes[against], draws, runs, trust="sdp")
+        for theorem, algorithm, measure, power, base, axes, draws, runs in (
+            ("SDP Prox-SGD, PPL", "prox-sgd", "risk", 1, Size(500, 8, 10, 4.0), risk, 1, 10),
+            ("SDP FedProx-SPIDER", "spider", "mapping", 2 / 3, Size(100, 4, 10, 5.0), short, 1, 4),
+        )
+        for against in axes
+    ]  # fmt: skip
+    crowd = {"epsilon": (2.5, 5.0, 10.0), "n": (250, 500, 1000), "N": (120, 240, 480), "d": (5, 10, 20)}
+    few = {"epsilon": (0.5, 1.0, 2.0, 4.0), "n": (40, 80, 160), "N": (120, 240, 480), "d": (5, 10, 20, 40)}
+    lines += [
+        Line(theorem, algorithm, measure, against, power * EXPONENTS[against], base, axes[against], 1, runs)
+        for theorem, algorithm, measure, power, base, axes, runs in (
+            ("Accelerated MB-SGD, strongly convex", "accelerated", "risk", 1, Size(500, 120, 10, 5.0), crowd, 8),
+            ("Localized MB-SGD, convex", "localized", "convex", 1 / 2, Size(80, 120, 10, 1.0), few, 16),
+        )
+        for against in axes
+    ]
+    return [
+        *lines,
+        Line("FedProx-SPIDER, long phases", "spider", "near", "epsilon", -4 / 3, Size(330, 4, 4, 5.0), (1.25, 2.5, 5.0, 10.0), 1, 4),
+    ]
 
 
 def measure(folder: Path, *, tick: Tick = unseen, lines: Sequence[Line] | None = None) -> list[dict]:
@@ -257,15 +255,19 @@ def measure(folder: Path, *, tick: Tick = unseen, lines: Sequence[Line] | None =
         values.setdefault(key, []).append(runs)
     fits = [fit(line, [_mean(torch.cat(values[line.key(size)])) for size in line.sizes]) for line in lines]
     atomic.write_json(folder / "rates.json", fits)
-    rows = [{"algorithm": f["algorithm"], "measure": f["measure"], "against": f["against"], **p} for f in fits for p in f["points"]]
+    rows = [{**{name: f[name] for name in NAMED}, **p} for f in fits for p in f["points"]]
     atomic.write_table(folder / "rates.csv", list(rows[0]), rows)
     write_environment(folder, noise="simulation: seeded pseudo-random float noise")
     return fits
 
 
-def _cost(task: tuple[str, str, Size, int, int]) -> float:
-    algorithm, measure, size, runs, _ = task
-    return schedule(algorithm, constants(measure, size)).counted.stop * size.n * size.N * size.d * runs
+NAMED = ("algorithm", "trust", "measure", "against")
+"""What a row of the table says of its line."""
+
+
+def _cost(task: tuple[str, str, str, Size, int, int]) -> float:
+    algorithm, trust, measure, size, runs, _ = task
+    return schedule(algorithm, effective(constants(measure, size), trust)).counted.stop * size.n * size.N * size.d * runs
 
 
 def _mean(runs: Tensor) -> dict[str, float]:
@@ -281,8 +283,8 @@ def read(path: Path, lines: Sequence[Line] | None = None) -> list[dict]:
     for line in study() if lines is None else lines:
         mine = rows[at : at + len(line.sizes)]
         at += len(mine)
-        told = [(r["algorithm"], r["measure"], r["against"], *(float(r[name]) for name in ("n", "N", "d", "epsilon"))) for r in mine]
-        if told != [(line.algorithm, line.measure, line.against, *astuple(size)) for size in line.sizes]:
+        told = [(*(r[name] for name in NAMED), *(float(r[name]) for name in ("n", "N", "d", "epsilon"))) for r in mine]
+        if told != [(*(getattr(line, name) for name in NAMED), *astuple(size)) for size in line.sizes]:
             raise BadInput(
                 f"{path} is not a table of this study (its {line.algorithm} against {line.against} differs); run silodp rates again"
             )
@@ -296,27 +298,41 @@ def fit(line: Line, measured: Sequence[dict]) -> dict:
     `as_run` is the slope of the proof's own error terms at the very R, K, q, S and noise that ran: the exponent with its hidden
     logarithms and with whole numbers in the place of real ones.
     """
-    points, terms = [], []
+    points, terms, regime = [], [], []
     for size, mean in zip(line.sizes, measured, strict=True):
         c = constants(line.measure, size)
-        plan = schedule(line.algorithm, c)
-        terms.append(plan.rest if line.sampling else plan.private + (plan.rest if line.measure == "mapping" else 0.0))
+        plan = schedule(line.algorithm, effective(c, line.trust))
+        terms.append(plan.rest if line.sampling else plan.private + (0.0 if line.measure == "risk" else plan.rest))
         points.append(asdict(size) | mean | {"lower_bound": known_bound(line, c)})
+        regime += [regime_of(line, c)] if line.algorithm == "spider" else []
     slope, slope_error = log_slope(line.values, [p["value"] for p in points], [p["standard_error"] for p in points])
     as_run, _ = log_slope(line.values, terms, [0.0] * len(terms))
     return {
-        "theorem": line.theorem, "algorithm": line.algorithm, "measure": line.measure, "against": line.against, "sampling": line.sampling,
+        "theorem": line.theorem, **{name: getattr(line, name) for name in NAMED}, "sampling": line.sampling,
         "x": list(line.values), "slope": slope, "slope_error": slope_error, "theory": line.exponent, "as_run": as_run,
-        "verdict": verdict(line, slope, slope_error, as_run), "points": points,
+        "verdict": verdict(line, slope, slope_error, as_run), "points": points, "regime": regime,
     }  # fmt: skip
+
+
+def regime_of(line: Line, c: Constants) -> dict[str, float]:
+    """What decides whether SPIDER shows its exponent: X, with which the phase q grows as (X/8)^(2/3), R, and the share of an anchor's noise that a phase
+    of q rounds carries. The bound has all of it: the exponent is seen once phases are so long that the share no longer grows."""
+    c = effective(c, line.trust)
+    plan = prescribed("spider", c)
+    X = c.lipschitz * math.sqrt(c.answering / (c.privacy * c.need("gap", "SPIDER") * c.smoothness))
+    return {"X": X, "phase": plan.phase or 1, "rounds": plan.rounds, "carried": carried(plan.phase or 1, plan.step)}
 
 
 def known_bound(line: Line, c: Constants) -> float | None:
     """The lower bound of the algorithm's class with the constant 1, or None where a condition of it fails: it then says nothing."""
-    if line.algorithm == "prox-sgd":  # each batch has the whole budget, which makes it sqrt(R)-compositional
-        bound = lower_bound(c, "strongly-convex-so", compositionality=math.sqrt(prescribe("prox-sgd", c).rounds))
-    else:
-        bound = lower_bound(c, "smooth-convex" if line.measure == "mapping" else "strongly-convex-erm")
+    kind = "smooth-convex" if line.measure in MAPPING else "convex-so" if line.measure == "convex" else "strongly-convex-erm"
+    if line.algorithm in ("prox-sgd", "accelerated"):  # of the population
+        kind = "strongly-convex-so"
+    if line.trust == "sdp":
+        bound = sdp.lower_bound(c, kind)
+    else:  # on disjoint batches each has the whole budget, which makes these two sqrt(R)-compositional
+        once = kind == "strongly-convex-so"
+        bound = lower_bound(c, kind, compositionality=math.sqrt(prescribed(line.algorithm, c).rounds) if once else 1.0)
     return bound.value if bound.applies else None
 
 

@@ -1,0 +1,78 @@
+"""What two theorems on convex losses prescribe and promise for ISRL-DP: Lowy & Razaviyayn (2023) and Gao, Lowy, Zhou & Wright (2024). Pure arithmetic.
+
+As in `isrl`: bounds are the expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
+"""
+
+from math import ceil, floor, log2, sqrt
+
+from silodp.core.theory.isrl import EXCHANGEABLE, Constants, Prescription
+
+MOST_STAGES = 60
+
+
+def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
+    """One-pass accelerated MB-SGD in stages (Lowy & Razaviyayn 2023, strongly convex, unlike silos): disjoint batches K = floor(n/R), output w^ag.
+
+    A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless their number is given there are as many as bring it down to the noise that so many rounds
+    leave, where the paper's later stages would grow longer instead.
+    """
+    mu, gap = c.need("pl", "accelerated MB-SGD"), c.need("gap", "accelerated MB-SGD")
+    kappa, M, n = c.smoothness / mu, c.answering, c.records
+    length, noise = ceil(4 * sqrt(2 * kappa)), 16 * c.lipschitz**2 * c.privacy / (mu * M)
+    S = stages or next((s for s in range(1, MOST_STAGES) if gap / 2**s <= noise * (s * length) ** 2), MOST_STAGES)
+    R = S * length
+    K = n // R
+    return Prescription(
+        theorem="One-pass accelerated MB-SGD: heterogeneous, strongly convex",
+        formula="E F(w) - F* = O~((L^2/(mu M)) (1/n + sqrt(kappa) d ln(1/delta) / (epsilon^2 n^2)))",
+        conditions=(
+            ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
+            ("mu <= beta", kappa >= 1),
+            ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
+            (EXCHANGEABLE, c.silos == M),
+        ),
+        notes=("for convex losses that are not strongly convex its private term is not optimal; see localized",),
+        algorithm="accelerated",
+        output="w_R",
+        rounds=R,
+        batch=K,
+        restarts=S,
+        step=1 / (2 * c.smoothness),
+        noise={"sigma": 4 * c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K)} if K else {},
+        upper_bound=c.lipschitz**2 / (mu * M) * (1 / n + sqrt(kappa) * c.privacy),
+        log_factor=float(R**2),
+    )
+
+
+def pull(c: Constants) -> float:
+    """lambda of the first stage: the rate over D^2."""
+    D = c.need("diameter", "localized MB-SGD")
+    return c.lipschitz / D * (1 / sqrt(c.answering * c.records) + sqrt(c.privacy / c.answering))
+
+
+def localized(c: Constants) -> Prescription:
+    """Localized accelerated MB-SGD (Gao et al. 2024, convex, smooth), on full batches: the accountant prices R rounds for what R rounds cost.
+
+    The first stage has 2 sqrt(1 + beta/lambda) rounds, what an accelerated method needs; there are log_2 of all rounds of them, log_2 n at most.
+    """
+    D = c.need("diameter", "localized MB-SGD")
+    R = 2 * ceil(2 * sqrt(1 + c.smoothness / pull(c)))
+    return Prescription(
+        theorem="Localized accelerated MB-SGD: heterogeneous, convex",
+        formula="E F(w) - F* = O~(L D (1/sqrt(n M) + sqrt(d ln(1/delta)) / (epsilon n sqrt(M))))",
+        conditions=(
+            ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
+            (EXCHANGEABLE, c.silos == c.answering),
+        ),
+        notes=(
+            "the paper's stages have disjoint records; with all records in each the bound is on the empirical risk, up to what F differs",
+        ),
+        algorithm="localized",
+        output="w_R",
+        rounds=R,
+        batch=c.records,
+        restarts=min(floor(log2(R)), max(1, floor(log2(c.records)))),
+        step=1 / (2 * c.smoothness),
+        noise={"sigma": 4 * c.lipschitz * sqrt(R * c.log_delta) / (c.epsilon * c.records)},
+        upper_bound=pull(c) * D**2,
+    )

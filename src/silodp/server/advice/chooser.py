@@ -253,7 +253,7 @@ class Search:
         mean, spread = float(errors.mean()), float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
         gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
         expected = {
-            "measure": "error" if _counted(self.facts.plain) else "loss", "error": mean, "run_to_run": spread,
+            "measure": "error" if _counted(self.facts.plain) else "loss", "weighed": bool(self.facts.plain.weights), "error": mean, "run_to_run": spread,
             "middle": [float(q) for q in np.quantile(errors, [0.25, 0.75])],
             "not_private": float(open_errors.mean()), "guessing": float(guess.mean()), "enough": gain > max(spread, 0.2 * most),
             "worlds": [{"error": float(e), "not_private": float(o), "guessing": float(g)} for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)],

@@ -29,7 +29,8 @@ def lines(advice: Advice) -> list[str]:
     plain, guess = 100 * told["not_private"], 100 * told["guessing"]
     seen = f"{low:.0f} to {high:.0f} %" if round(low) < round(high) else f"about {low:.0f} %"
     if told["measure"] == "error":
-        said = f"{seen} errors, without privacy {plain:.0f} %, and always saying the commonest class {guess:.0f} %"
+        counted = " (weighed as the schema weighs the classes)" if told.get("weighed") else ""
+        said = f"{seen} errors{counted}, without privacy {plain:.0f} %, and always saying one class {guess:.0f} %"
     else:
         said = f"a loss of {seen} of what a constant has, and without privacy {plain:.0f} %"
     found.append(

@@ -146,8 +146,12 @@ def _columns(kinds: Sequence[str]) -> list[list[str]]:
 
 def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Generator) -> np.ndarray:
     logits = world.logit * score
+    rare = 1 / np.array(task.weights) if task.weights else None  # a class is weighed more because it is rarer
     if task.kind == "multiclass":
-        return (logits + random.gumbel(size=logits.shape)).argmax(1)
+        return (logits + random.gumbel(size=logits.shape) + (0 if rare is None else np.log(rare))).argmax(1)
+    if task.kind == "binary" and rare is not None:
+        noisy = logits[:, 0] + random.logistic(size=len(logits))
+        return (noisy > np.quantile(noisy, rare[0] / rare.sum())).astype(np.int64)
     logits = logits[:, 0] + world.shift * world.logit
     if task.kind == "count":
         return np.minimum(random.poisson(np.exp(np.clip(0.3 * logits, -3, 3)) * min(2.0, task.most / 4)), task.most).astype(np.float32)

@@ -35,7 +35,11 @@ class Structured:
     def sum(self, task: Task) -> Tensor:
         size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)
         work = _Work(task.laid_out())
-        jobs = [(run, s, n) for run in work.masks for s, n in _jobs(*work.orders[run].shape, max(1, memory // size), threads, work.alone)]
+        jobs = [
+            (run, s, n)
+            for run, order in enumerate(work.orders)
+            for s, n in _jobs(len(order), order.shape[1], max(1, memory // size), threads, work.alone)
+        ]
         if threads == 1 or len(jobs) < 2:
             for job in jobs:
                 work.add(*job)

@@ -122,13 +122,18 @@ class Splits:
         bounds = torch.cat([clip, clip if limit is None else limit], 1)
         for bound in bounds.unique(dim=0):
             runs = (bounds == bound).all(1).nonzero().flatten()
-            points = [None if p is None else p[runs, None].expand(-1, len(x), -1).flatten(0, 1)[None] for p in (w, reference)]
-            records = (t[None].expand(len(runs), *t.shape).flatten(0, 1) for t in (x, y, weight))
+            there = None if reference is None else self._beside(reference[runs], len(x))
+            many = [t[None].expand(len(runs), *t.shape).flatten(0, 1) for t in (x, y, weight)]
             out[runs] = clipped_sum(
-                self.problem, points[0], *records, bound[:1, None], reference=points[1], limit=None if limit is None else bound[1:, None],
-                memory=self.memory, engines=ENGINES,
+                self.problem, self._beside(w[runs], len(x)), many[0], many[1], many[2], bound[:1, None], reference=there,
+                limit=None if limit is None else bound[1:, None], memory=self.memory, engines=ENGINES,
             ).view(len(runs), len(x), -1)  # fmt: skip
         return out
+
+    @staticmethod
+    def _beside(points: Tensor, silos: int) -> Tensor:
+        """(1, G S, d): each run's point for each silo."""
+        return points[:, None].expand(-1, silos, -1).flatten(0, 1)[None]
 
     def cohort(self) -> Tensor:
         """(T, M): who answers this round in each split."""

@@ -282,7 +282,7 @@ form, three epsilons and three splits.
 
 
 LEADERBOARD: dict[str, Study] = {
-    "leaderboard-wbcd": replace(WBCD, grid=replace(WBCD.grid, phases=(1, 2, 4, 8), local=(2,)), methods=RIVALS),
+    "leaderboard-wbcd": replace(WBCD, grid=replace(WBCD.grid, phases=(1, 2, 4, 8), local=(2,)), trials=20, methods=RIVALS),
     "leaderboard-mnist": replace(
         FIGURES["mnist-M25-R50"], grid=replace(MNIST, phases=(1, 2, 4), slopes=(0.5, 2.0)), trials=5, methods=RIVALS
     ),
@@ -296,7 +296,7 @@ LEADERBOARD: dict[str, Study] = {
 
 FEATURES: dict[str, Study] = {
     "leaderboard-wbcd-linear": Study(
-        "wbcd", 10, Grid((0.3, 1.0, 3.0), (0.5, 1.0), (), momenta=(0.5,)), model="logistic", methods=("linear",)
+        "wbcd", 10, Grid((0.3, 1.0, 3.0), (0.5, 1.0), (), momenta=(0.5,)), model="logistic", trials=20, methods=("linear",)
     ),
     "leaderboard-mnist-linear": Study(
         "mnist", 20, Grid((0.3, 0.7, 1.5), (1.5, 3.0), (), momenta=(0.9,)), model="logistic", features="digit", trials=5, methods=("linear",)

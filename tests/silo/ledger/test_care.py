@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledgers import ask, asked, make, refused, refuses, table, tampering
+from ledgers import CHEAP, ask, asked, make, refused, refuses, table, tampering
 
 from silodp.core.errors import BadInput
 from silodp.host.keys import public
@@ -204,6 +204,24 @@ def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_exclud
     care.write_off(ledger.path)
     with refuses("budget"):
         ask(DurableLedger.open(ledger.path), "new")
+
+
+def test_what_was_charged_but_not_answered_in_a_backup_is_not_computed_after_a_write_off(folder):
+    """The ledger that was lost may have sent its answer: this one would be a second draw of noise for one charge."""
+    ledger = make(folder)
+    paid = asked(ledger, "q1")
+    paid.charge(CHEAP, [0])
+    care.backup(ledger.path, folder / "copy")
+    paid.store(b"sent, and lost with the ledger")
+    ledger.path.unlink()
+    care.restore(folder / "copy", ledger.path)
+    care.write_off(ledger.path)
+    late = asked(DurableLedger.open(ledger.path), "q1")
+    with refuses("budget"):
+        late.charge(CHEAP, [0])
+    with refuses("budget"):
+        late.store(b"a second draw")
+    DurableLedger.open(ledger.path).verify()
 
 
 def test_a_whole_ledger_is_not_restored_over_and_a_damaged_one_is_kept_aside(witnessed, folder):

@@ -1,7 +1,7 @@
 """An answer's numbers as integers of a few bytes each, on a lattice and in a range that query and n decide: neither follows from what a record holds.
 
 A release is (unit x integer) / divisor already. Its noise is many units wide, so the integers may be rounded to a coarser unit, and a sum that
-noise of 12 standard deviations would have to take past the range is kept within it: both are post-processing, and cost less than 2^-15 of the
+noise of 12 standard deviations would have to take past the range is kept within it: both are post-processing, and cost less than 2^-11 of the
 noise's variance.
 """
 
@@ -17,7 +17,7 @@ from silodp.core.errors import BadInput
 LEAST = 3
 """Bytes of a number, at least."""
 FINE = 64
-"""Steps to a standard deviation of the noise, at least."""
+"""Steps to a standard deviation of the noise, of which rounding the range up to powers of two may leave a quarter."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class Exact:
     def packing(self, query: Query) -> Packing | None:
         """How the answer's numbers are sent: by query, n and how many records are held out; None where they are on no lattice."""
         m, statistic = query.mechanism, query.statistic
-        if not isinstance(m, Gaussian) or statistic.releases != 1:
+        if not isinstance(m, Gaussian) or type(statistic).answer is not Statistic.answer:  # what is made of means is on no lattice
             return None
         anyway = m.clipped(m.clip or 1.0)
         gamma, part = lattice_step(float(anyway.clip), statistic.shape[-1]), self._held if statistic.on_held_out else ~self._held

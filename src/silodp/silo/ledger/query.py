@@ -64,6 +64,7 @@ class QueryLedger:
                 raise Refused("round")
             answer = file.answer(connection, known)
             if answer is None:
+                self._check_left()
                 bucket, amount = self._price(data)
                 self._check_local(None if known else data)
                 if known is None:
@@ -74,6 +75,11 @@ class QueryLedger:
                 elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (1 + SLACK):
                     raise Refused("id-reused")
         self.answer = answer
+
+    def _check_left(self) -> None:
+        """Once the rest was written off nothing is computed, not even what was charged: the ledger that was lost may have answered it."""
+        if self._file.tally.closing.written_off:
+            raise Refused("budget")
 
     def _price(self, data: dict) -> tuple[str, float]:
         event = event_of(data)
@@ -119,6 +125,7 @@ class QueryLedger:
                 raise Refused("ledger")  # not charged
             stored = file.answer(connection, known)
             if stored is None:
+                self._check_left()
                 stored = bytes(answer)
                 event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored), "salt": secrets.token_hex(16)}
                 # without the salt, the head in the next release would tell by trial when this entry was made

@@ -118,6 +118,8 @@ class Door:
         """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
         self._quotes = _holds_since(ledger, clock() - HOUR)
         """By asker: the digests of its requests for holds, and when each came first. Those that were given count after a restart too."""
+        with contextlib.suppress(Refused):  # what cannot be purged now is when a question comes, or the question is refused
+            self._purge(clock())
         self._finished: dict[tuple[str, str], int] = {}
         """The number under which a run was last released: a hold that comes late is not taken, though the ledger had nothing to release."""
 
@@ -153,12 +155,12 @@ class Door:
         envelope, asker, digest = decode_query(frame, limit=self._longest)
         query, now = envelope.query, self._clock()
         self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
+        self._purge(now)
         self._policy.check(envelope, asker, n=self._n, now=now)
         round = ""
         if query.mechanism.total:
             self._check_total(envelope)
             round = envelope.shuffle_round
-        self._purge(now)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         paid = self._ledger.for_query(
             query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, generation=self._generation,
@@ -166,6 +168,8 @@ class Door:
         )  # fmt: skip
         if paid.answer is not None:
             self._note = replace(self._note, code="repeated")
+            if query.mechanism.masked and self._masks:  # stored, but who stored it may have died, or failed, before this
+                self._masks.forget(asker, envelope.run, envelope.cohort)
             return paid.answer
         self._exact.check(query)
         if query.mechanism.masked and self._masks:
@@ -190,11 +194,11 @@ class Door:
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         if query.mechanism.masked and self._masks:
-            self._masks.forget(asker, envelope.run)
+            self._masks.forget(asker, envelope.run, envelope.cohort)
         return stored
 
     def _purge(self, now: float) -> None:
-        """Once a day, before a question is looked up: answers that are older than the policy keeps them."""
+        """Once a day, before a question is looked at, and at the start: answers that are older than the policy keeps them."""
         today = datetime.fromtimestamp(now, UTC).date()
         if today != self._purged:
             with _closed():

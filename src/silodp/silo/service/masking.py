@@ -136,9 +136,10 @@ class Masker:
             kept.row = offered(self._identity, kept.key, definition=self._definition, run=run, epoch=self._epoch)
         return kept.row
 
-    def forget(self, asker: str, run: str) -> None:
-        """The key is gone: its answer is stored. The next question needs, and its key round gets, another."""
-        if kept := self._runs.get((asker, run)):
+    def forget(self, asker: str, run: str, table: bytes) -> None:
+        """The key is gone if it is in this table, whose answer is stored. The next question needs, and its key round gets, another."""
+        kept = self._runs.get((asker, run))
+        if kept and kept.row and kept.row.key in {row.key for row in read_table(table)}:
             kept.key = kept.row = None
 
     def check(self, envelope: Envelope, own: int) -> None:

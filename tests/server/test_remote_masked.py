@@ -12,13 +12,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gates import Clock
 from silodp.cli.federation_files import problem_of, read_card
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Masked
 from silodp.core.privacy.totals import Schedule
 from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply
 from silodp.core.protocol.masks import add_masked
 from silodp.core.protocol.offers import KEYS
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
 from silodp.host.keys import read_key
+from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
+from silodp.server.remote_masked import MaskedRemote
 from silodp.server.run import Conduct, plan_order
 from silodp.silo.answer.exact import Exact
 from silodp.silo.ledger.durable import DurableLedger
@@ -206,7 +211,8 @@ def test_a_run_with_a_tenth_of_drops_finishes_within_the_budget_that_was_planned
         assert hospital.ledger.spent() <= told["spent_epsilon_at_most"] <= 3.0
 
 
-def test_a_gate_that_was_restarted_gives_a_new_key_and_goes_on(hospitals, tmp_path):
+@pytest.mark.parametrize("least", [3, None])
+def test_a_gate_that_was_restarted_gives_a_new_key_and_goes_on(hospitals, tmp_path, least):
     carrier = Carrier(hospitals)
 
     def restarted(name, frame):
@@ -215,7 +221,7 @@ def test_a_gate_that_was_restarted_gives_a_new_key_and_goes_on(hospitals, tmp_pa
         return False
 
     carrier.lost = restarted
-    summary = run(hospitals, tmp_path / "run", carrier, replace(ORDER, least=3))
+    summary = run(hospitals, tmp_path / "run", carrier, replace(ORDER, least=least))
     assert summary["ended"] == "finished"
     assert attempts(hospitals) == [6, 5, 6, 6]
     assert all(silo["answered"] == 5 for silo in summary["silos"])
@@ -279,6 +285,51 @@ def test_a_killed_server_goes_on_where_it_was_and_no_silo_pays_twice(hospitals, 
     whole = run(hospitals, tmp_path / "run", carrier)  # all of it from the journal
     assert attempts(hospitals) == [5] * 4
     assert whole["iterates"] == 5
+
+
+def test_an_offer_of_an_earlier_round_that_comes_late_is_not_the_next_ones(hospitals, tmp_path):
+    carrier, first, rounds = Carrier(hospitals), dict[str, bytes](), []
+    kept = carrier.exchange
+
+    def late(frames, timeout):
+        came = kept(frames, timeout)
+        if all(frame[:4] == KEYS for frame in frames.values()) and "silo-0" in came:
+            rounds.append(came["silo-0"])
+            first.setdefault("silo-0", came["silo-0"])
+            came["silo-0"] = first["silo-0"] if len(rounds) == 2 else came["silo-0"]
+        return came
+
+    carrier.exchange = late
+    assert run(hospitals, tmp_path / "run", carrier)["ended"] == "finished"
+    assert attempts(hospitals) == [5] * 4, "the old key was asked for again, before anybody was asked for more"
+
+
+def test_a_question_outside_a_run_is_repeated_and_not_paid_again(hospitals, tmp_path):
+    """As an evaluation asks it, killed before it has read the answers: a gate's key is for one answer, so the journal must have the table."""
+    carrier = Carrier(hospitals)
+    mechanism = Masked("anchor", 1.0, levels=30, noise_bits=2000, contributions=130, modulus=32)
+    query = Query(Grad(torch.zeros(1, hospitals[0].problem.dim)), mechanism)
+
+    def ask(carrier):
+        journal = Journal(tmp_path / "journal", "e" * 32, "evaluation")
+        try:
+            cards = [h.card for h in hospitals]
+            return MaskedRemote(cards, carrier, run="e" * 32, key=ASKER, timeouts=WAITS, quorum=4, journal=journal).ask(query, range(4))
+        finally:
+            journal.close()
+
+    class Dying(Carrier):
+        def exchange(self, frames, timeout):
+            came = super().exchange(frames, timeout)
+            if any(frame[:4] == QUERY for frame in frames.values()):
+                raise Killed
+            return came
+
+    with pytest.raises(Killed):
+        ask(Dying(hospitals))
+    found, again = ask(carrier), ask(carrier)
+    assert torch.equal(found.value, again.value)
+    assert attempts(hospitals) == [1] * 4
 
 
 def test_keys_that_are_not_the_silos_own_for_this_run_do_not_count(hospitals, tmp_path):

@@ -296,6 +296,7 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
     """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is asked, so that asking again is
     repeating and not paying again."""
     from silodp.cli.federation_shuffle import shuffler_card
+    from silodp.server.journal import Journal
     from silodp.server.remote import Remote, Timeouts
     from silodp.server.remote_masked import MaskedRemote
     from silodp.server.remote_shuffled import ShuffledRemote
@@ -306,7 +307,11 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
     if not totals:
         return Remote(cards, carrier_of(folder, state), **about)
     if not state.get("shuffler"):
-        return MaskedRemote(cards, carrier_of(folder, state), quorum=len(cards), **about)
+        place = folder / "evaluations" / run  # a gate's key is for one answer: asked again without its key, a question would be another
+        place.mkdir(0o700, parents=True, exist_ok=True)
+        return MaskedRemote(
+            cards, carrier_of(folder, state), quorum=len(cards), journal=Journal(place / "journal", run, "evaluation"), **about
+        )
     mixer = shuffler_card(Path(state["shuffler"]).parent / "shuffler.json")
     return ShuffledRemote(cards, carrier_of(folder, state), shuffler=mixer, **about)
 

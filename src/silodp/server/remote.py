@@ -225,9 +225,11 @@ class Remote:
         asked: Mapping[str, int],
         frames: Mapping[str, bytes],
         take: Callable[[int, Answer | Sealed], None] = lambda silo, answer: None,
+        *,
+        stop: bool = True,
     ) -> tuple[dict[str, Heard], dict[str, str]]:
         """Sends until all have answered or said no, or the time is over; `take` sees each answer once, as it comes. What came before the server was
-        killed is not asked for again. Raises StopRun, with nothing journalled, if too few answer."""
+        killed is not asked for again. If too few answer, and it is to `stop` then, raises StopRun with nothing journalled."""
         alone = len(asked) == 1 and self._quorum < len(self._cards)  # of silos asked one by one, any may be absent, unless all must answer
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
@@ -248,16 +250,16 @@ class Remote:
             return Heard(sha256, answer.count, answer.head, float(np.linalg.norm(answer.value[0].numpy())))
 
         begin = time.monotonic()
-        heard, dropped = self._collect(frames, opened, need, "answered", self._timeouts.after(self._pace.get(query.mechanism.kind)))
+        heard, dropped = self._collect(frames, opened, need, "answered", self._timeouts.after(self._pace.get(query.mechanism.kind)), stop)
         if not dropped:  # what it takes when nothing goes wrong: the least that was seen
             self._pace[query.mechanism.kind] = min(time.monotonic() - begin, self._pace.get(query.mechanism.kind, math.inf))
         dropped |= {name: "retired" for name in asked if name not in frames}
         return {name: heard[name] for name in asked if name in heard}, {name: dropped[name] for name in asked if name in dropped}
 
     def _collect(
-        self, frames: Mapping[str, bytes], opened: Callable[[str, bytes], Any], need: int, did: str, waits: Timeouts
+        self, frames: Mapping[str, bytes], opened: Callable[[str, bytes], Any], need: int, did: str, waits: Timeouts, stop: bool = True
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What `opened` makes of the replies, and the codes of those who gave none; StopRun if fewer than `need` did what was asked."""
+        """What `opened` makes of the replies, and the codes of those who gave none; with `stop` StopRun if fewer than `need` did what was asked."""
         before = {name: opened(name, self._replies.get(key)) for name in frames if (key := self._key_of(name)) in self._replies}
         answers: dict[str, Any] = {name: got for name, got in before.items() if not isinstance(got, str)}
         waiting = self._present({name: frame for name, frame in frames.items() if name not in answers})
@@ -288,7 +290,7 @@ class Remote:
         dropped |= {name: dropped.get(name, "silent") for name in waiting}
         if sending.gone and len(answers) < max(need, 1):
             raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
-        if len(answers) < need:
+        if stop and len(answers) < need:
             number = self._sequence + 1
             raise StopRun(
                 f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)}){_why(dropped)}"

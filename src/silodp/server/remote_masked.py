@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Masked
+from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Answer, Envelope, Refusal, Sealed, decode_reply
 from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
 from silodp.core.weights import Weights
-from silodp.server.asking import believed
+from silodp.server.asking import Carrier, believed
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
 from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total, maybe_charged
@@ -33,6 +35,11 @@ _KEY_OF = "key of "
 
 class MaskedRemote(Remote):
     """Asks a cohort for masked counts and adds them up: `value` (1, 1, d) is the sum over the silos that count, which are all of the cohort."""
+
+    def __init__(self, cards: Sequence[Card], carrier: Carrier, **about: Any) -> None:
+        super().__init__(cards, carrier, **about)
+        self._spent = set[bytes]()
+        """Keys of which an answer was heard: their gates have forgotten them."""
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The total of whoever is there, at least the quorum. Raises StopRun where the cohort breaks too often, or becomes too small."""
@@ -49,7 +56,7 @@ class MaskedRemote(Remote):
             records = mechanism.contributed(self._cards[i].records for i in asked.values())
             recorded = self._journal.read() if self._journal else None
             if recorded is None:
-                heard, dropped = self._live(query, asked, frames)
+                heard, dropped = self._live(query, asked, frames, stop=False)  # or a key that its gate has lost would be asked for for ever
                 found = self._sum(query, asked, mechanism) if len(heard) == len(asked) else None
                 self._record(dropped, heard, found)
                 tries += 1
@@ -57,6 +64,7 @@ class MaskedRemote(Remote):
                 self._check_recorded(recorded)
                 heard, dropped, found = recorded.heard, recorded.dropped, recorded.value
             self._settle(frames, dropped)
+            self._spent |= {rows[name].key for name in heard}
             missing = {name: code for name, code in missing.items() if name not in asked} | dropped
             if found is not None:
                 break
@@ -126,6 +134,7 @@ class MaskedRemote(Remote):
         except Refused:
             return "forged"
         own = offer.silo == card.name and offer.digest == _digest(frame) and offer.row.identity.hex() == card.key
+        own &= offer.row.key not in self._spent  # an answer has used it: this offer is an old one
         return offer.row if own and is_signed(offer.row, definition=card.definition, run=self._run) else "forged"
 
     # --- the question -----------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Every record in its slot: its integers are the same in every batch and whatever the others hold, and sampling hides what is charged for."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -364,6 +365,38 @@ def test_a_gate_tries_its_kernels_before_it_serves(name):
     answerer(name).verify()
     with pytest.raises(BadInput, match="does not serve"):
         answerer(name, of=Mixing).verify()
+
+
+def test_every_thread_of_an_answer_has_one_of_torchs_whatever_the_process_had_since_it_began():
+    """A thread's first operation would give it the number that the process has then, and with several a product rounds a record otherwise."""
+    here, found = threading.Barrier(3), set[int]()
+    slots._pool.cache_clear()
+    before = torch.get_num_threads()
+    try:
+        slots.in_threads(lambda item: here.wait(60), range(3), 3)  # all three begin, and none has anything to do in torch
+        torch.set_num_threads(4)
+        slots.in_threads(lambda item: (here.wait(60), found.add(torch.get_num_threads())), range(3), 3)
+    finally:
+        torch.set_num_threads(before)
+    assert found == {1}
+
+
+@pytest.mark.parametrize("setting", ["OMP_DYNAMIC", "OMP_THREAD_LIMIT"])
+def test_a_gate_does_not_serve_where_load_decides_the_number_of_threads(setting, monkeypatch):
+    monkeypatch.setenv(setting, "true" if setting == "OMP_DYNAMIC" else "3")
+    with pytest.raises(BadInput, match="this machine's load would decide"):
+        answerer("logistic").verify()
+
+
+def test_a_kernel_that_makes_a_zero_not_a_number_for_everybody_is_seen():
+    def rows(x, y):
+        found = torch.zeros(len(x), 2, dtype=torch.float64)
+        found[:, 0] = x[:, 0].nan_to_num(1.0).clamp(-1, 1)
+        found[:, 1] += 0.0 * x.sum()  # NaN once anybody's is not finite
+        return found
+
+    with pytest.raises(BadInput, match="depends on the 7 others"):
+        slots.verify(rows, (torch.zeros(8, 3, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)), {8}, None)
 
 
 @pytest.mark.parametrize("scattered", [False, True])

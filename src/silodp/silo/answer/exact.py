@@ -123,6 +123,10 @@ class Exact:
 
         With the silo's own model, shapes and threads, at an ordinary point and at one that overflows, on made-up records.
         """
+        if os.environ.get("OMP_DYNAMIC", "false").lower() != "false" or "OMP_THREAD_LIMIT" in os.environ:
+            raise BadInput(
+                "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would decide how a record's numbers are rounded; unset it"
+            )
         ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
         sizes = {slot.stop - slot.start for slot in self._slots(dim)}
         with pinned(self._threads):

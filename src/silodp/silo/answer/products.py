@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -159,11 +159,19 @@ class Products:
     def _own(self, values: Tensor) -> Tensor:
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
-    def _fixed(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def _fixed(self) -> Iterator[None]:
         """On a GPU, no kernel is chosen by trying several, none adds in an order of its own, and no number is shortened."""
         if self.device.type == "cpu":
-            return contextlib.nullcontext()
-        return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+            yield
+            return
+        products = torch.backends.cuda.matmul
+        before, products.allow_tf32 = products.allow_tf32, False
+        try:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+                yield
+        finally:
+            products.allow_tf32 = before
 
     # --- a gate's test of itself --------------------------------------------------------------------------------------------------
 

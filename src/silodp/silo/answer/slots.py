@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -92,16 +93,24 @@ def in_threads(work: Callable[[int], object], items: Iterable[int], threads: int
         for item in items:
             work(item)
         return
-    futures = [_pool(threads).submit(work, item) for item in items]
+    futures = [_pool(threads).submit(_alone, work, item) for item in items]
     wait(futures)  # nothing of one answer is at work while the next is made, also where a chunk raises
     for future in futures:
         future.result()
 
 
+def _alone(work: Callable[[int], object], item: int) -> object:
+    """Said before every item, for a thread's first operation in torch would otherwise give it the number of threads that the process had then:
+    to ask for the number is such an operation, and what is set after it is this thread's own."""
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+    return work(item)
+
+
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Kept from answer to answer: to start threads takes as long as a small model's chunk."""
-    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(threads)
 
 
 if hasattr(os, "register_at_fork"):
@@ -121,7 +130,7 @@ def verify(rows: Rows, like: tuple[Tensor, Tensor], sizes: set[int], dim: int | 
     for size in sorted(sizes):
         plain, hostile = (_made_up(like, size, bad) for bad in (False, True))
         alone = _bits(rows, *plain, dim)
-        if alive and not bool(alone.any()):
+        if alive and not bool(alone.view(torch.float64).nan_to_num(0.0).any()):
             raise BadInput(
                 "this model gives nothing for a record by itself (it raises, or its gradient is zero everywhere), so every answer would be noise: "
                 "the gate does not serve; use a model that torch.func can differentiate record by record"
@@ -155,4 +164,4 @@ def _bits(rows: Rows, x: Tensor, y: Tensor, dim: int | None) -> Tensor:
             f"this machine's products of layers fail on a made-up record ({type(error).__name__}), and would after a charge: the gate does not serve; "
             "use another model, or another build of torch"
         ) from error
-    return torch.where(values.isnan(), 0.0, values).view(torch.int64)
+    return torch.where(values.isnan(), math.nan, values).view(torch.int64)  # all NaNs alike, and unlike any number

@@ -151,7 +151,7 @@ class Walk:
         assert not self.wrong, "\n".join(self.wrong)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"] if LONG else ["light"])
 def test_pages_about_runs_and_the_gate_hold_at_both_widths(browser, screens, papers, scheme):
     walk = Walk(browser, scheme)
     for address in (*screens, *papers):

@@ -17,6 +17,7 @@ from silodp.server.run import Conduct
 
 ORDER = Order("spider", rounds=4, phase=2, epsilon=("0.3",))
 QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
+pytestmark = pytest.mark.xdist_group("killed-server")  # one set of gates for all of them
 STEPS = {
     "before a reply is kept": (Replies, "keep", 5, True),
     "after a reply is kept": (Replies, "keep", 5, False),

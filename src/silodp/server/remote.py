@@ -350,7 +350,8 @@ def _digest(frame: bytes) -> str:
 
 
 def _list(codes: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {code}" for name, code in codes.items())
+    """In the order of names, whoever was the first to fail."""
+    return ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
 
 
 def _why(codes: Mapping[str, str]) -> str:

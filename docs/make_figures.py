@@ -6,11 +6,8 @@ Each shows how one algorithm and MB-SGD move under the same budget, at one setti
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 import torch
+from drawing import small_picture
 
 from silodp import Budget, Gaussian, Problem, calibrate, simulate
 from silodp.core.problem.models import model_by_name
@@ -46,24 +43,19 @@ def losses(name: str, epsilon: float | None) -> torch.Tensor:
 
 
 def draw(name: str, folder: Path) -> Path:
-    """NAME.svg in the folder, the same bytes for the same curves."""
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for curve, colour in {"mb-sgd": "0.55", name: "#00796b"}.items():
-        private, plain = losses(curve, EPSILON), losses(curve, None)
-        middle, low, high = private.mean(1), *private.quantile(torch.tensor([0.1, 0.9]).double(), dim=1)
-        axes.plot(middle, color=colour, label=f"{curve}, epsilon {EPSILON:g}")
-        axes.fill_between(range(len(middle)), low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(plain, color=colour, linestyle="--", linewidth=1, label=f"{curve}, no noise")
-    axes.set(xlabel="iterate", ylabel="training loss", yscale="log")
-    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], labels=["0.1", "0.2", "0.5", "1", "2", "5"])
-    axes.set_yticks([], minor=True)
-    axes.set_ylim(min(0.09, float(plain.min())), max(0.9, float(high.max())))
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    path = folder / f"{name}.svg"
-    with matplotlib.rc_context({"svg.hashsalt": "silodp", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    """NAME.svg in the folder."""
+    with small_picture(path := folder / f"{name}.svg") as axes:
+        for curve, colour in {"mb-sgd": "0.55", name: "#00796b"}.items():
+            private, plain = losses(curve, EPSILON), losses(curve, None)
+            middle, low, high = private.mean(1), *private.quantile(torch.tensor([0.1, 0.9]).double(), dim=1)
+            axes.plot(middle, color=colour, label=f"{curve}, epsilon {EPSILON:g}")
+            axes.fill_between(range(len(middle)), low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(plain, color=colour, linestyle="--", linewidth=1, label=f"{curve}, no noise")
+        axes.set(xlabel="iterate", ylabel="training loss", yscale="log")
+        axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5], labels=["0.1", "0.2", "0.5", "1", "2", "5"])
+        axes.set_yticks([], minor=True)
+        axes.set_ylim(min(0.09, float(plain.min())), max(0.9, float(high.max())))
+        axes.legend(frameon=False, fontsize=8)
     return path
 
 

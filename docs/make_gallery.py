@@ -4,11 +4,8 @@ import runpy
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 import numpy as np
+from drawing import small_picture
 
 DOCS = Path(__file__).parent
 
@@ -63,13 +60,8 @@ PICTURES = {f.__name__: f for f in (risk_score, own_loss, images_over_the_networ
 
 def draw(name: str, folder: Path) -> Path:
     found = runpy.run_path(str(DOCS.parent / f"examples/{name}.py"))
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    PICTURES[name](axes, found)
-    axes.spines[["top", "right"]].set_visible(False)
-    path = folder / f"{name}.svg"
-    with matplotlib.rc_context({"svg.hashsalt": "silodp", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with small_picture(path := folder / f"{name}.svg") as axes:
+        PICTURES[name](axes, found)
     return path
 
 

@@ -44,6 +44,18 @@ def silodp(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
+def said(silodp):
+    """What `silodp ...` prints, in this process; it has to end well."""
+
+    def run(*words):
+        code, out, err = silodp(*words)
+        assert not code, err
+        return out
+
+    return run
+
+
+@pytest.fixture
 def folder():
     """In memory where there is such a place: these tests are about order and content, and a disk's fsync takes their time."""
     place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from silodp.cli import app as cli
 from silodp.cli import console
 
 WIDE = re.compile(r"[0-9a-f]{64}|^ +silodp |/")
@@ -12,20 +11,10 @@ WIDE = re.compile(r"[0-9a-f]{64}|^ +silodp |/")
 
 
 @pytest.fixture
-def silodp(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def silodp(said, monkeypatch, tmp_path):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*words: object) -> str:
-        monkeypatch.setattr("sys.argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        assert not stop.value.code, said.err
-        return said.out
-
-    return run
+    return said
 
 
 def narrow(text: str) -> list[str]:

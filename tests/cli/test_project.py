@@ -14,12 +14,13 @@ from PIL import Image
 from safetensors import safe_open
 
 from silodp.cli import project
-from silodp.cli.federation_files import problem_of, read_card
+from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Schema
 from silodp.core.query import Query
 from silodp.core.statistics import Histogram, MissingRates, Moments
+from silodp.host.cards import read_card
 from silodp.host.schema import load_schema
 from silodp.server.run import agree
 from silodp.silo.answer import lattice

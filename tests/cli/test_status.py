@@ -12,20 +12,10 @@ from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 
 
 @pytest.fixture
-def silodp(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def silodp(said, monkeypatch, tmp_path):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*words: object) -> str:
-        monkeypatch.setattr("sys.argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        assert not stop.value.code, said.err
-        return said.out
-
-    return run
+    return said
 
 
 def exists(step: str) -> bool:

@@ -43,7 +43,8 @@ def test_every_algorithm_has_a_page_with_its_source_its_figure_and_a_command(nam
     assert f"[{name}]({name}.md)" in (DOCS / "algorithms/index.md").read_text()
 
 
-def test_a_figure_is_drawn_by_its_command(tmp_path):
+def test_a_figure_is_drawn_by_its_command(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
     drawn = runpy.run_path(str(DOCS / "make_figures.py"))["draw"]("mb-sgd", tmp_path)
     assert drawn.read_text().startswith("<?xml")
     assert "mb-sgd, epsilon 1" in drawn.read_text()

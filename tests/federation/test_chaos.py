@@ -31,11 +31,12 @@ import torch
 from safetensors.torch import load_file
 
 from gates import command
-from silodp.cli.federation_files import problem_of, read_card, read_key
+from silodp.cli.federation_files import problem_of, read_key
 from silodp.cli.federation_shuffle import shuffler_card
 from silodp.core.protocol.codec import Answer, Sealed, decode_reply
 from silodp.core.protocol.quote import HELD, decode_hold_reply
 from silodp.core.protocol.relay import Passed, decode_outcome
+from silodp.host.cards import read_card
 from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.run import Conduct, plan_order

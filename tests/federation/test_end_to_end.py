@@ -26,9 +26,10 @@ from safetensors.torch import load_file
 
 from gates import LIMIT, shell
 from silodp.cli import app as cli
-from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
+from silodp.cli.federation_files import carrier_of, problem_of, read_key
 from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.host.cards import read_card
 from silodp.server.approval import check_study
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal

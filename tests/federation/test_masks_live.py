@@ -13,12 +13,13 @@ import pytest
 from scipy.stats import chisquare
 
 from gates import Clock, Unhurried, shell
-from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
+from silodp.cli.federation_files import carrier_of, problem_of, read_key
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply
 from silodp.core.protocol.masks import add_masked, read_table
 from silodp.core.protocol.offers import KEYS
+from silodp.host.cards import read_card
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
 from silodp.server.run import Conduct, plan_order

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from traffic import Couriers, captured
 
 from gates import LIMIT, Clock, Unhurried, shell
-from silodp.cli.federation_files import carrier_of, problem_of, read_card, read_key
+from silodp.cli.federation_files import carrier_of, problem_of, read_key
 from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
@@ -49,6 +49,7 @@ from silodp.core.protocol.relay import (
 )
 from silodp.core.query import Query
 from silodp.core.weights import Weights
+from silodp.host.cards import read_card
 from silodp.host.keys import public
 from silodp.server.federation import Everyone
 from silodp.server.journal import Journal

@@ -14,6 +14,7 @@ from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.host.extension import load
 from silodp.host.model import open_model
+from silodp.host.schema import schema_text
 from silodp.lab.source import Source
 from silodp.lab.training import train
 from silodp.pages import runs
@@ -23,17 +24,7 @@ from silodp.server.folder import write_model
 from silodp.server.order import Order
 
 COLUMNS = {"age": {"type": "number", "range": [20, 100]}, "weight": {"type": "number", "range": [40, 160]}, "smoker": {"type": "boolean"}}
-FILE = """
-[columns.age]
-type = "number"
-range = [20, 100]
-[columns.smoker]
-type = "boolean"
-[label]
-column = "ill"
-task = "binary"
-classes = ["no", "yes"]
-"""
+ILL = {"column": "ill", "task": "binary", "classes": ["no", "yes"]}
 
 
 def folder_with(tmp_path: Path, schema: Schema, w: torch.Tensor) -> runs.Run:
@@ -47,7 +38,7 @@ def texts(page: str) -> list[str]:
 
 
 def test_each_number_column_has_a_curve_in_its_own_unit_and_all_have_one_scale(tmp_path):
-    schema = Schema.of({"columns": COLUMNS, "label": {"column": "ill", "task": "binary", "classes": ["no", "yes"]}})
+    schema = Schema.of({"columns": COLUMNS, "label": ILL})
     w = torch.zeros(1, 2 * 4 + 1 + 1)
     w[0, 0], w[0, 8] = 2.0, -0.75  # a line for age, from -2 to 2; nothing for weight; and smokers
     (page,) = shapes(folder_with(tmp_path, schema, w))
@@ -79,7 +70,7 @@ def test_other_models_have_no_curves(tmp_path):
 
 def test_a_run_is_drawn_with_the_noise_of_its_plan(tmp_path):
     random = np.random.default_rng(0)
-    (tmp_path / "s.toml").write_text(FILE)
+    (tmp_path / "s.toml").write_text(schema_text({"columns": {name: COLUMNS[name] for name in ("age", "smoker")}, "label": ILL}))
     for name, n in (("a", 90), ("b", 30)):
         rows = [f"{random.uniform(20, 100):.1f},{random.integers(0, 2)},{random.choice(['no', 'yes'])}" for _ in range(n)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,smoker,ill", *rows]) + "\n")

@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gates import Clock
-from silodp.cli.federation_files import problem_of, read_card
+from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Masked
 from silodp.core.privacy.totals import Schedule
@@ -19,6 +19,7 @@ from silodp.core.protocol.masks import add_masked
 from silodp.core.protocol.offers import KEYS
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
+from silodp.host.cards import read_card
 from silodp.host.keys import read_key
 from silodp.server.journal import Journal
 from silodp.server.order import Order

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from silodp.core.problem.problem import Problem
+    from silodp.core.protocol.card import Card
     from silodp.server.order import Order
-    from silodp.server.remote import Card, Carrier
+    from silodp.server.remote import Carrier
 
 
 def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
@@ -27,17 +28,6 @@ def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
     if state["engine"] == "direct":
         return Direct(shuffle.sites(folder, state))
     return Hub(folder / "engine" / "hub.sock")
-
-
-def read_card(path: Path) -> Card:
-    from silodp.server.remote import Card
-
-    try:
-        return Card.of(json.loads(path.read_text("utf-8")), str(path))
-    except (OSError, ValueError, AttributeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"the card {path} cannot be read ({type(error).__name__}); give the silo.json of a silo") from None
 
 
 def save_state(folder: Path, state: dict[str, Any], name: str = "federation.json") -> None:

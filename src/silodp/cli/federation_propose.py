@@ -11,10 +11,11 @@ import typer
 
 from silodp.cli.console import FeatureMapName, Json, dump, say
 from silodp.cli.federation import Folder, federation
-from silodp.cli.federation_files import load_state, read_card
+from silodp.cli.federation_files import load_state
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
+from silodp.host.cards import read_card
 
 
 @federation.command()

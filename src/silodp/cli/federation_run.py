@@ -14,12 +14,13 @@ from silodp.cli import federation_propose as _propose  # noqa: F401 -- one more 
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import dump, progress, say, say_advice
 from silodp.cli.federation import Folder, attested, federation
-from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
+from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible, same_command
 from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
+from silodp.host.cards import read_card
 from silodp.server.order import AUTO, Order
 
 if TYPE_CHECKING:

@@ -114,8 +114,8 @@ def ui(
 
 def judge_of(policy: Path) -> Any:
     """What a score that this silo has answered says, by the silo's own public card; None where there is no card, or no classes to judge."""
-    from silodp.cli.federation_files import read_card
     from silodp.core.problem.schema import Schema
+    from silodp.host.cards import read_card
 
     try:
         card = read_card(policy.parent / "silo.json")

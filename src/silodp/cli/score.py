@@ -15,7 +15,7 @@ import typer
 from silodp.cli import federation_members  # noqa: F401  (its commands)
 from silodp.cli.console import dump, say, show, table
 from silodp.cli.federation import Folder
-from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_card, read_key
+from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_folder import last_run
 from silodp.cli.federation_run import federation
 from silodp.cli.interrupted import interruptible
@@ -23,6 +23,7 @@ from silodp.cli.options import Json
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.host.cards import read_card
 
 if TYPE_CHECKING:
     from silodp.core.privacy.accounting import Budget

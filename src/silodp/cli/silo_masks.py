@@ -44,8 +44,8 @@ def trust(
 
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """
-    from silodp.cli.federation_files import read_card
     from silodp.core.protocol.words import fingerprint
+    from silodp.host.cards import read_card
     from silodp.host.keys import public, read_key
     from silodp.silo.service.masking import pin
     from silodp.silo.service.policy import Place

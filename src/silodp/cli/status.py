@@ -143,12 +143,13 @@ def _federation(folder: Path) -> dict[str, Any]:
 
 def _gate(folder: Path) -> dict[str, Any]:
     """A silo on this machine: what it approves, and what is left."""
+    from silodp.host.cards import read_card
     from silodp.silo.ledger.durable import DurableLedger
-    from silodp.silo.service.approve import approvals, read_card
+    from silodp.silo.service.approve import approvals
     from silodp.silo.service.policy import Place, Policy
 
     path = folder / "policy.toml"
-    rules, card, opened = Policy.load(path), read_card(folder), DurableLedger.open(Path(Place.load(path).ledger))
+    rules, card, opened = Policy.load(path), read_card(folder / "silo.json"), DurableLedger.open(Path(Place.load(path).ledger))
     charges = [entry for entry in opened.entries() if entry.act == "charge"]
     return {
         "name": rules.silo, "study": rules.study, "model": card.model, "definition": rules.definition, "checked": rules.checked, "epsilon": rules.epsilon,

@@ -49,8 +49,7 @@ def pack(files: Mapping[str, bytes], about: Mapping[str, Any], key: Ed25519Priva
 
 def verify(raw: bytes, key: str | None = None) -> Evidence:
     """What the archive holds; BadInput says what is wrong with one that is not exactly as it was signed, or not by `key`."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from silodp.core.protocol.signature import signed_by
 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -60,9 +59,8 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
         manifest, signature = members[MANIFEST], bytes.fromhex(members[SIGNATURE].decode("ascii"))
         about = json.loads(manifest)
         files, signer = dict(about.pop("files")), str(about.pop("key"))
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer)).verify(signature, LABEL + manifest)
-    except InvalidSignature:
-        raise BadInput("the manifest is not what was signed: the archive has been changed, and nothing in it can be believed") from None
+        if not signed_by(bytes.fromhex(signer), signature, LABEL + manifest):
+            raise BadInput("the manifest is not what was signed: the archive has been changed, and nothing in it can be believed")
     except BadInput:
         raise
     except Exception:

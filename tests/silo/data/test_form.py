@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.cli import app as cli
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Form, Schema
 from silodp.host.schema import load_schema
@@ -100,8 +99,7 @@ def test_a_form_that_cannot_be_is_refused(tmp_path, field, sentence):
         load_schema(tmp_path / "s.toml")
 
 
-def test_from_a_german_export_to_risks_as_a_new_user_would(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_from_a_german_export_to_risks_as_a_new_user_would(said, tmp_path, monkeypatch):
     for name in ("nord.csv", "süd.csv"):
         german(
             tmp_path, [f"F{k};01.08.2025;{150 + k % 50},5;{'ja' if k % 3 else 'nein'};{'ja' if k % 2 else 'nein'}" for k in range(80)], name
@@ -112,18 +110,10 @@ def test_from_a_german_export_to_risks_as_a_new_user_would(tmp_path, monkeypatch
     )
     monkeypatch.setattr("builtins.input", lambda question: next(answers).replace("|", ","))
 
-    def silodp(*words: object) -> str:
-        monkeypatch.setattr("sys.argv", ["silodp", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        assert not stop.value.code, said.err
-        return said.out
-
-    silodp("init", "studie", "--from", "nord.csv", "--ask")
+    said("init", "studie", "--from", "nord.csv", "--ask")
     assert load_schema("studie/schema.toml").form == Form(";", ",", "latin-1")
-    assert "stop:" not in silodp("silo", "check", "süd.csv", "--schema", "studie/schema.toml")
-    silodp(
+    assert "stop:" not in said("silo", "check", "süd.csv", "--schema", "studie/schema.toml")
+    said(
         "train",
         "--project",
         "studie",
@@ -140,6 +130,6 @@ def test_from_a_german_export_to_risks_as_a_new_user_would(tmp_path, monkeypatch
         "--seed",
         1,
     )
-    rows = json.loads(silodp("predict", "studie/runs/train", "nord.csv", "--keep", "Fall", "--json"))["rows"]
+    rows = json.loads(said("predict", "studie/runs/train", "nord.csv", "--keep", "Fall", "--json"))["rows"]
     assert list(rows[0]) == ["Fall", "risk_nein", "risk_ja", "predicted"]
-    silodp("export", "studie/runs/train", "--to", "sklearn")
+    said("export", "studie/runs/train", "--to", "sklearn")

@@ -12,8 +12,9 @@ from gate_process import ASKER, Process, asked, made, write_data
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer
+from silodp.host.cards import read_card
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.approve import approvals, approve, compare, edited, read_card
+from silodp.silo.service.approve import approvals, approve, compare, edited
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.policy import Place, Policy
 
@@ -67,7 +68,7 @@ def opened(policy: str):
 
 def spend(silo, query_id: str) -> None:
     door, _, _ = opened(silo.policy)
-    card = read_card(Path(silo.policy).parent)
+    card = read_card(Path(silo.policy).with_name("silo.json"))
     door.handle(asked(replace(silo, parameters=card.parameters, definition=card.definition), query_id))
 
 
@@ -77,7 +78,7 @@ def test_a_gate_that_runs_takes_up_another_study_and_its_ledger_goes_on(home):
     assert isinstance(process.reply(asked(old, "first")), Answer)
     used = ledger_of(old).used()
     assert silodp("silo", "approve", propose(old, "second", "--model", "logistic"), path, "--yes", "--by", "A. Officer") == 0
-    card = read_card(path.parent)
+    card = read_card(path.with_name("silo.json"))
     assert (card.study, card.model) == ("second", "logistic")
     assert process.reply(asked(old, "before")).code == "model"
     process.silo = replace(old, parameters=card.parameters, definition=card.definition)
@@ -190,12 +191,12 @@ def test_what_a_study_asks_for_beyond_the_policy_is_said_and_then_allowed(home):
 def test_an_officers_word_that_the_file_was_checked_is_in_policy_and_card_and_goes_with_the_schema(home, capsys):
     silo = made(home, registry=None)
     assert silodp("silo", "attest", silo.policy, "--by", "A. Officer", "--on", "2026-01-02") == 0
-    assert Policy.load(silo.policy).checked == read_card(home / "silo").checked == "2026-01-02 by A. Officer"
+    assert Policy.load(silo.policy).checked == read_card(home / "silo/silo.json").checked == "2026-01-02 by A. Officer"
     approve(compare(Path(silo.policy), propose(silo, "model", "--model", "logistic")))
-    assert read_card(home / "silo").checked == "2026-01-02 by A. Officer"
+    assert read_card(home / "silo/silo.json").checked == "2026-01-02 by A. Officer"
     propose(silo, "columns", "--schema", schema(home, "other"), "--model", "logistic")
     approve(compare(Path(silo.policy), home / "columns.toml"))
-    assert Policy.load(silo.policy).checked == read_card(home / "silo").checked == "", "it was of another schema"
+    assert Policy.load(silo.policy).checked == read_card(home / "silo/silo.json").checked == "", "it was of another schema"
     assert silodp("silo", "attest", silo.policy, "--by", "A. Officer", "--on", "2999-01-01") == 2
     assert "it must be a day that has come" in capsys.readouterr().err
     write_data(home / "clinic.csv")

@@ -10,8 +10,9 @@ import torch
 from gate_process import edited
 from test_daemon_start import started
 
-from silodp.cli.federation_files import problem_of, read_card
+from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
+from silodp.host.cards import read_card
 from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.service.daemon import approved_map, approved_problem, read_records

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from silodp.core.errors import Refused
+from silodp.core.protocol.signature import signed_by
 
 _MAGIC, _INFO = b"SDPC\x01", b"silodp shuffle 1 "
 _HEAD = struct.Struct("<5s32sQQQQ")
@@ -65,10 +66,8 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
     signed, key, signature = plain[:-96], plain[-96:-64], plain[-64:]
     if magic != _MAGIC or name.hex() != round or len(signed) != _HEAD.size + 8 * dimension or not dimension:
         raise Refused("malformed")
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
-    except (InvalidSignature, ValueError):
-        raise Refused("signature") from None
+    if not signed_by(key, signature, signed):
+        raise Refused("signature")
     counts = np.frombuffer(signed, "<i8", offset=_HEAD.size).astype(np.int64)
     if not (0 < demanded < 2**53 and 0 < records < 2**53 and 0 < bits < 2**53 and records * bits < 2**62):
         raise Refused("malformed")

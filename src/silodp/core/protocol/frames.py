@@ -8,10 +8,10 @@ anything is charged; a gate packs an answer only for a server that has asked in 
 
 from __future__ import annotations
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import Refused
+from silodp.core.protocol.signature import signed_by
 
 VERSION = 3
 COMMON = 2
@@ -46,10 +46,8 @@ def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | Non
         raise Refused("malformed")
     if (key, signature) == _UNSIGNED:
         return body, None
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, frame[:5] + body)
-    except (InvalidSignature, ValueError):
-        raise Refused("signature") from None
+    if not signed_by(key, signature, frame[:5] + body):
+        raise Refused("signature")
     return body, key.hex()
 
 

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -33,6 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.protocol.signature import signed_by
 
 _KEY, _PAIR = b"silodp masks 1 key", b"silodp masks 1 pair"
 _ROW = struct.Struct("<32s16s32s64sQ")
@@ -65,10 +65,9 @@ def offered(identity: Ed25519PrivateKey, own: X25519PrivateKey, *, definition: s
 def is_signed(row: Row, *, definition: str, run: str) -> bool:
     """Whether the identity itself has signed this key, for this problem, run and epoch."""
     try:
-        Ed25519PublicKey.from_public_bytes(row.identity).verify(row.signature, _statement(row, definition, run))
-    except (InvalidSignature, ValueError):
+        return signed_by(row.identity, row.signature, _statement(row, definition, run))
+    except ValueError:
         return False
-    return True
 
 
 def _statement(row: Row, definition: str, run: str) -> bytes:

@@ -69,11 +69,9 @@ def signed(key: Ed25519PrivateKey, what: str, *about: str) -> str:
 
 def holds(key: str, signature: str, what: str, *about: str) -> bool:
     """Whether the key signed it."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from silodp.core.protocol.signature import signed_by
 
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), bytes.fromhex(hashed(what, about)))
-    except (InvalidSignature, ValueError):
+        return signed_by(bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, about)))
+    except ValueError:
         return False
-    return True

@@ -24,6 +24,7 @@ from silodp.core.extension import is_file, parse
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 from silodp.host import atomic
+from silodp.host.cards import read_card
 from silodp.host.schema import load_schema, schema_text
 from silodp.host.study import CODE, Study, read_study
 from silodp.host.tables import of_table, read_toml, toml
@@ -155,7 +156,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     from silodp.silo.service.daemon import open_door
 
     study, folder = found.study, found.policy.parent
-    old = read_card(folder)
+    old = read_card(folder / "silo.json")
     own, files = _own(found)
     rules, place = _approving(found, own)
     for name, content in files.items():
@@ -216,7 +217,7 @@ def attest(policy: Path, words: str) -> Policy:
     """Afterwards policy and card say that the silo's file was checked, by whom and when; the policy."""
     real = Path(os.path.realpath(policy))
     rules = replace(Policy.load(real), checked=words)
-    _write(real, {"checked": words}, {}, replace(read_card(real.parent), checked=words))
+    _write(real, {"checked": words}, {}, replace(read_card(real.with_name("silo.json")), checked=words))
     return rules
 
 
@@ -227,17 +228,6 @@ def _write(policy: Path, limits: Mapping[str, Any], own: Mapping[str, Any], card
         atomic.write(policy.parent / "silo.json", json.dumps(asdict(card), indent=1) + "\n")
     except OSError as error:
         raise BadInput(f"{error.filename or policy} cannot be written: {error.strerror}; run this as the gate's own user") from None
-
-
-def read_card(folder: Path) -> Card:
-    """The silo's own card."""
-    path = folder / "silo.json"
-    try:
-        return Card.of(json.loads(path.read_text("utf-8")), str(path))
-    except (OSError, ValueError, AttributeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"the silo's card {path} cannot be read; restore the silo.json that `silodp silo init` wrote") from None
 
 
 def edited(text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: Mapping[str, Any]) -> str:

@@ -1,0 +1,20 @@
+"""A silo's card as a file: the silo.json that `silodp silo init` writes, and that goes to the server and to other silos."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from silodp.core.errors import BadInput
+from silodp.core.protocol.card import Card
+
+
+def read_card(path: Path) -> Card:
+    try:
+        return Card.of(json.loads(path.read_text("utf-8")), str(path))
+    except BadInput:
+        raise
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"the card {path} cannot be read ({type(error).__name__}); it has to be the silo.json that `silodp silo init` wrote"
+        ) from None

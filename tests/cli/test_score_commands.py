@@ -91,6 +91,8 @@ def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path)
     folder, short = shutil.copytree(trained, tmp_path / "run"), 0
     for epsilon in (0.5, 0.6, 0.7):
         printed = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False).stdout
+        answer = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
+        assert " ".join(printed.split()).startswith(quality.verdict(answer["scores"][0])), "the plain sentence comes first"
         silos = json.loads((folder / "spent.json").read_text())["silos"]
         shown = re.findall(r"epsilon (\S+) for this evaluation;.* together (\S+) at delta (\S+)\.\n", printed)
         for silo, figures in zip(silos, shown, strict=True):

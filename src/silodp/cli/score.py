@@ -342,6 +342,8 @@ def _show_scores(rows: Sequence[dict]) -> None:
     from silodp.core.figures import WHY
 
     whole = rows[0]
+    if words := quality.verdict(whole):
+        say(words, style="bold")
     lines = [(name.replace("auc", "AUC"), *quality.cells(whole, name)) for name in whole["figures"]]
     show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
     if stretches := quality.reliable(whole):
@@ -352,8 +354,6 @@ def _show_scores(rows: Sequence[dict]) -> None:
     say(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
         say(WHY)
-    if words := quality.verdict(whole):
-        say(words, style="bold")
 
 
 def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:

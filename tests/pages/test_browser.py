@@ -91,7 +91,7 @@ def test_the_report_on_a_disk_shows_the_folders_numbers_and_asks_for_nothing(loo
             assert f"{line['norm']:.4g}" in text
         for row in run.rows:
             assert f"{row['test_error']:.2%}" in text
-        bars = page.locator("#budgets svg.wide").all()
+        bars = page.locator("#budgets svg.wide:has(rect)").all()
         assert len(bars) == len(run.silos)
         for bar, silo in zip(bars, run.silos, strict=True):  # as long as what is used, in as many pieces as there were charges
             pieces = bar.locator("rect").evaluate_all("all => all.map(e => e.width.baseVal.value)")
@@ -203,6 +203,36 @@ def test_pages_are_usable_by_keyboard_and_screen_reader(look):
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     reached = [page.keyboard.press("Tab") or page.evaluate("document.activeElement.id") for _ in range(4)]
     assert "token" in reached, "the pause is near for whoever has no mouse"
+
+
+def tab_to(page, found: str) -> None:
+    """With Tab alone to what this selector finds."""
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("found => document.activeElement.matches(found)", found):
+            return
+    pytest.fail(f"Tab does not reach {found}")
+
+
+def test_a_gate_is_paused_and_runs_are_chosen_by_keyboard_alone(look, gated):
+    page = look("/silo")
+    try:
+        for key, said, halted in (("Enter", "The gate is paused.", True), ("Space", "The gate answers again.", False)):
+            tab_to(page, "#token")
+            page.keyboard.type(TOKEN)
+            tab_to(page, "#do")
+            page.keyboard.press(key)
+            page.get_by_text(said).wait_for()
+            assert paused(gated.policy) is halted
+    finally:
+        set_paused(gated.policy, False)
+    page = look("/")
+    for name in ("clinic", "train"):
+        tab_to(page, f"[id='box {name}']")
+        page.keyboard.press("Space")
+    tab_to(page, "button")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/compare?run=clinic&run=train")
 
 
 @pytest.mark.parametrize(("name", "path"), [

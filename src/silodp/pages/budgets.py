@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from silodp.core.figures import ALONE, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
-from silodp.pages.charts import legend, spent_bar
+from silodp.pages.charts import Series, chart, legend, rounded, spent_bar
 from silodp.pages.markup import Markup, folded, section, table, tag
 from silodp.pages.runs import Run, Silo
+
+MOST = 5
+"""Curves in one chart."""
 
 
 def budgets(run: Run) -> Markup:
@@ -29,7 +33,54 @@ def budgets(run: Run) -> Markup:
     )
     note = "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar is less than half of ε."
     every = folded("charges", "Every charge in numbers", history) if rows else ""
-    return section("budgets", "Each silo's budget", tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", every)
+    parts = tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", so_far(run), every
+    return section("budgets", "Each silo's budget", *parts)
+
+
+def so_far(run: Run) -> Markup | str:
+    """How much of its budget each silo had spent after each question. Silos whose shares rose alike, as they do where everybody answers every
+    question, are one curve; of more than five curves, the most and the least spent are drawn.
+    """
+    last = max((question + 1 for s in run.silos for question, _, _ in s.charges), default=0)
+    if not last:
+        return ""
+    alike: dict[tuple, list[Silo]] = {}
+    for s in run.silos:
+        alike.setdefault(tuple((x, round(y, 3)) for x, y in _risen(s, last)), []).append(s)
+    groups = sorted(alike.values(), key=lambda group: -group[0].used)
+    left_out = len(groups) > MOST
+    groups = [groups[0], groups[-1]] if left_out else groups
+    lines = [Series(_names(group, len(run.silos)), _risen(group[0], last), i, ("", "dash", "dot")[i % 3]) for i, group in enumerate(groups)]
+    ends = [f"{line.name} ε {_ended(group)}" for line, group in zip(lines, groups, strict=True)]
+    said = f"Share of the budget after each question. {'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
+    said += f" Of {len(run.silos)} silos, the most and the least spent one." if left_out else ""
+    about: dict[str, Any] = {
+        "flat": True,
+        "top": max(1.0, *(s.used for s in run.silos)),
+        "ticks": [x for x in rounded(0, last, 6) if x == int(x)],
+    }
+    return chart("Spent so far, question by question", said, lines, across="question", up="spent", percent=True, **about)
+
+
+def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
+    """(questions asked, share spent), flat where a question was not charged to this silo."""
+    points = [(0.0, 0.0)]
+    for question, _, share in s.charges:
+        if question > points[-1][0]:
+            points.append((float(question), points[-1][1]))
+        points.append((question + 1.0, points[-1][1] + share))
+    return points if points[-1][0] == last else [*points, (float(last), points[-1][1])]
+
+
+def _names(group: list[Silo], of: int) -> str:
+    if len(group) == of > 1:
+        return f"all {of} silos"
+    return ", ".join(s.name for s in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
+
+
+def _ended(group: list[Silo]) -> str:
+    low, high = (shown(end(s.spent for s in group)) for end in (min, max))
+    return high if low == high else f"{low} to {high}"
 
 
 def spent(run: Run, s: Silo) -> str:

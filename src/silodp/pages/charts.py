@@ -41,6 +41,7 @@ def chart(
     least: float | None = None,
     low: float = 0.0,
     small: bool = False,
+    flat: bool = False,
 ) -> Markup:
     """A figure of lines from zero, or `low`, upwards, with a legend where there is more than one, under a sentence that says what is seen."""
     shown = [s for s in series if s.points]
@@ -80,7 +81,13 @@ def chart(
             parts += _line(s, [at(x, y) for x, y in s.points], at, above + tall)
         return tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{title}. {said}", class_="PLACE")
 
-    sizes = ((440, 440), (340, 340)) if square else ((350, 220), (350, 220)) if small else ((760, 300), (350, 250))
+    sizes = (
+        ((440, 440), (340, 340))
+        if square
+        else ((350, 220), (350, 220))
+        if small
+        else ((760, 180 if flat else 300), (350, 200 if flat else 250))
+    )
     legend = tag("ul", *(tag("li", _swatch(s), s.name) for s in shown), class_="legend") if len(shown) > 1 else ""
     return tag(
         "figure", tag("figcaption", tag("b", title), tag("span", said)), _both(draw, sizes), legend, class_="square" if square else None

@@ -14,6 +14,7 @@ import pytest
 
 from gates import command
 from silodp.cli import app as cli
+from silodp.cli.checked import ledgers
 from silodp.cli.pages import _bound, config
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
@@ -55,7 +56,7 @@ def served(root: Path | None, policy: Path | None = None, token: str | None = No
     listener = _bound("127.0.0.1", port)
     port, tabs = listener.getsockname()[1], [("The gate", "/silo")] if policy else []
     routes = GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
-    server = uvicorn.Server(config(uvicorn, application(root, port=port, tabs=tabs, routes=routes)))
+    server = uvicorn.Server(config(uvicorn, application(root, port=port, tabs=tabs, routes=routes, check=ledgers)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: server.started, "the server did not start")

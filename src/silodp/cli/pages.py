@@ -33,7 +33,9 @@ def report(
 
     Examples: `silodp report runs/train` · `silodp report runs/compare-wbcd-R25 --audit runs/audit`
     """
+    from silodp.cli.checked import ledgers
     from silodp.pages import export, runs
+    from silodp.pages.checked import NOT_HERE, checks_of
     from silodp.pages.report import report as written
 
     found = runs.read(run)
@@ -43,10 +45,16 @@ def report(
     if mlflow:
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
-    put(page, written(found, rows), over_any=out_file is None)
+    checks = checks_of(found, ledgers)
+    put(page, written(found, rows, checks=checks), over_any=out_file is None)
     if as_json:
-        return dump({"page": str(page), "run_sha256": runs.fingerprint(run)})
-    say(f"Wrote {page}: it stands alone, and prints.")
+        return dump(
+            {"page": str(page), "run_sha256": runs.fingerprint(run), "checks": [{"state": one.state, "words": one.words} for one in checks]}
+        )
+    say(
+        f"Wrote {page}: it stands alone, and prints.",
+        *(f"{one.state.capitalize()}: {one.words}" for one in checks if one.state != NOT_HERE),
+    )
 
 
 def _ours(page: Path) -> bool:
@@ -92,6 +100,7 @@ def ui(
     try:
         import uvicorn
 
+        from silodp.cli.checked import ledgers
         from silodp.pages.app import application
     except ImportError as error:
         raise BadInput(f"`silodp ui` needs the package {error.name}; install silodp[ui]") from None
@@ -106,7 +115,7 @@ def ui(
         shown = [*([("Runs", "/")] if root else []), *tabs]
         routes = GatePage(silo, _token(token, quiet=as_json), shown, judge_of(silo)).routes()
     listener = _bound(host, port)
-    app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes)
+    app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes, check=ledgers)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
     dump({"address": address}) if as_json else print(f"Open {address} in a browser on this machine; Ctrl-C ends it.", flush=True)
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])

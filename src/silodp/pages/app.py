@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from silodp.core import quality
@@ -20,6 +20,7 @@ from silodp.core.figures import shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
+from silodp.pages.checked import Check, Checked, archive_in, checks_of
 from silodp.pages.guard import Guard
 from silodp.pages.judged import ranked, row_of
 from silodp.pages.markup import Markup, join, table, tag
@@ -31,13 +32,13 @@ MOST = 6
 """Runs that are compared at once: as many as there are colours that can be told apart."""
 
 
-def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequence[Route] = ()) -> Starlette:
-    """The app on this port, with the pages of runs under `root` and those that the caller adds."""
-    pages = Runs(root, [("Runs", "/"), *tabs]) if root is not None else None
+def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequence[Route] = (), check: Check | None = None) -> Starlette:
+    """The app on this port, with the pages of runs under `root` and those that the caller adds; `check` looks at what pages must not import."""
+    pages = Runs(root, [("Runs", "/"), *tabs], check) if root is not None else None
     first = Route("/", _to(tabs[0][1])) if pages is None else Route("/", pages.all)
     own = [] if pages is None else [
         Route("/live", pages.all_live), Route("/compare", pages.compare), Route("/report/{name:path}", pages.report),
-        Route("/run-live/{name:path}", pages.one_live), Route("/run/{name:path}", pages.one),
+        Route("/run-live/{name:path}", pages.one_live), Route("/run/{name:path}", pages.one), Route("/evidence/{name:path}", pages.evidence),
     ]  # fmt: skip
     script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
@@ -57,8 +58,9 @@ def _sentence(request: Request, error: Exception) -> Response:
 class Runs:
     """The pages of the runs under one directory."""
 
-    def __init__(self, root: Path, tabs: Tabs) -> None:
-        self._root, self._tabs = root, tabs
+    def __init__(self, root: Path, tabs: Tabs, check: Check | None = None) -> None:
+        self._root, self._tabs, self._check = root, tabs, check
+        self._checked: dict[tuple[Path, str], list[Checked]] = {}
 
     def all(self, request: Request) -> Response:
         where = tag("p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft")
@@ -71,16 +73,25 @@ class Runs:
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
         path = f"/run-live/{quote(name)}"
-        content = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"), alive(path, _followed(name, run))
+        content = (
+            tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"),
+            alive(path, self._followed(name, run, anew=True)),
+        )
         return HTMLResponse(screen(title(run), self._tabs, "", *content, live=True))
 
     async def one_live(self, request: Request) -> Response:
-        return await follow(request, lambda: _followed(*self._named(request.path_params["name"])))
+        return await follow(request, lambda: self._followed(*self._named(request.path_params["name"])))
 
     def report(self, request: Request) -> Response:
         _, run = self._named(request.path_params["name"])
-        rows = runs.audits(run.folder) if (run.folder / "audit.json").exists() else []
-        return HTMLResponse(report(run, rows))
+        return HTMLResponse(report(run, runs.audits_beside(run.folder, None), checks=checks_of(run, self._check)))
+
+    def evidence(self, request: Request) -> Response:
+        """The archive of `silodp evidence` that lies beside the run, to hand on."""
+        name, run = self._named(request.path_params["name"])
+        if (path := archive_in(checks_of(run))) is None:
+            raise BadInput(f"no evidence of {name} as it is now lies beside it; `silodp evidence` makes one")
+        return FileResponse(path, media_type="application/zip", filename=path.name)
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
@@ -97,6 +108,15 @@ class Runs:
         if folder is None:
             raise HTTPException(404, "there is no such run")
         return name, runs.read(folder)
+
+    def _followed(self, name: str, run: runs.Run, *, anew: bool = False) -> Markup:
+        """The part of a run's page that changes while it runs; what was checked is checked again when the page is opened, not every second."""
+        known = run.folder, run.state
+        if anew or known not in self._checked:
+            self._checked[known] = checks_of(run, self._check)
+        with runs.readable(run.folder):
+            state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
+            return join([head(run, self._checked[known]), state, _exports(name, run, self._checked[known]), *body(run)])
 
     def _list(self) -> Markup:
         rows = []
@@ -137,12 +157,19 @@ def _state(run: runs.Run) -> Markup:
     return tag("span", run.state, class_=f"state {run.state}")
 
 
-def _followed(name: str, run: runs.Run) -> Markup:
-    """The part of a run's page that changes while it runs."""
-    links = tag("p", tag("a", "The report, to print and sign", href=f"/report/{quote(name)}", id="to-report"), class_="screen")
-    with runs.readable(run.folder):
-        state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
-        return join([head(run), state, links, *body(run)])
+def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
+    """What to take away: both stand alone."""
+    path, bare = quote(name), run.folder.resolve().name
+    folder = bare if run.folder.is_absolute() else run.folder
+    links = [
+        tag("a", "The report, to print and sign", href=f"/report/{path}", id="to-report"),
+        tag("a", "Save the report", href=f"/report/{path}", download=f"{bare}-report.html", id="save-report"),
+    ]
+    if archive_in(found):
+        links.append(tag("a", "Save the evidence", href=f"/evidence/{path}", download=f"{bare}-evidence.zip", id="save-evidence"))
+    elif run.kind != "compare" and run.state == "finished":
+        links.append(join(["Signed evidence: ", tag("code", f"silodp evidence {folder}")]))
+    return tag("p", join(links, " · "), class_="screen")
 
 
 def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:

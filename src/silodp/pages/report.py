@@ -13,6 +13,7 @@ from silodp.core.figures import EARLY, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
+from silodp.pages.checked import Checked, badges
 from silodp.pages.judged import headline, judged
 from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
 from silodp.pages.runs import Run, Silo, fingerprint, noise_share, readable
@@ -41,11 +42,11 @@ LITTLE = "The records speak louder than the noise in most questions."
 COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 2, "scaffold": 4, "disk": 6}
 
 
-def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, now: datetime | None = None) -> str:
-    """The whole page as text; it asks for nothing from anywhere."""
+def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = (), now: datetime | None = None) -> str:
+    """The whole page as text; it asks for nothing from anywhere. `checks` are what was verified as it was made."""
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
-        main = tag("main", head(run), *body(run, audit), signature(run, when), id="main")
+        main = tag("main", head(run, checks), *body(run, audit), signature(run, when), id="main")
         return document(f"{title(run)}: report", main, policy=True, kind="report")
 
 
@@ -56,9 +57,9 @@ def title(run: Run) -> str:
     return f"{WORDS.get(run.algorithm, run.algorithm)} {f'on {data}' if data else f'over {_some(run.silos)}'}"
 
 
-def head(run: Run) -> Markup:
+def head(run: Run, checks: Sequence[Checked] = ()) -> Markup:
     over = tag("p", f"silodp · {KINDS[run.kind]}", class_="over")
-    return tag("header", over, tag("h1", title(run)), tag("p", sentence(lead(run)), class_="lead"), figures(run))
+    return tag("header", over, tag("h1", title(run)), tag("p", sentence(lead(run)), class_="lead"), badges(checks), figures(run))
 
 
 def lead(run: Run) -> str:

@@ -39,7 +39,7 @@ table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem;font-size:1rem}
 th,td{text-align:left;padding:.42rem .9rem .42rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
+.when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.pair thead th{white-space:normal}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
 @media screen and (max-width:36rem){.short,.short tbody,.short tr,.short th,.short td{display:block}.short thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}.short tr{border-bottom:1px solid var(--soft);padding:.4rem 0}.short td,.short th{border:0;padding:.12rem 0;text-align:left;white-space:normal;overflow-wrap:anywhere}.short td[data-of]{display:flex;justify-content:space-between;gap:1rem;text-align:right}.short td[data-of]::before{content:attr(data-of);color:var(--soft);text-align:left}.short caption{display:block}}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 .multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr));gap:0 1.6rem}
@@ -54,6 +54,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:v
 details{margin:.5rem 0}summary{cursor:pointer;color:var(--a);padding:.35rem 0;width:max-content;max-width:100%}
 .list li{margin:.45rem 0;max-width:42rem}
 .state{display:inline-block;font-weight:600;white-space:nowrap}.state::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.45em;background:currentColor}
+.badge .state{border:1px solid currentColor;border-radius:1em;padding:0 .65em 0 .5em}
 .running{color:var(--a)}.finished,.answered{color:var(--good)}.stopped,.paused{color:var(--hold)}.refused,.alarm{color:var(--bad)}
 .running::before{animation:breathe 2.4s ease-in-out infinite}@keyframes breathe{50%{opacity:.25}}
 @media (prefers-reduced-motion:reduce){*{animation:none!important;transition:none!important}}
@@ -65,7 +66,7 @@ form .field{display:grid;gap:.3rem;margin:.8rem 0}
 .sign{display:grid;grid-template-columns:repeat(auto-fit,minmax(13rem,1fr));gap:2.6rem 2rem;margin:3rem 0 1rem}.sign div{border-top:1px solid var(--ink);padding-top:.3rem;font-size:.88rem;color:var(--soft)}
 footer{color:var(--soft);font-size:.85rem;padding-bottom:2rem}
 @media print{:root{--paper:#fff;--wash:#fff;--ink:#000;--soft:#444;--line:#bbb;--a:#0f5c63;--b:#a8500f;--c:#6b3f8f;--d:#2f6b2f;--e:#99254a;--f:#3556a8;--g:#7a6410;--good:#1f6b3a;--bad:#a3241c;--hold:#8a5a00}@page{size:A4;margin:18mm 17mm}body{font-size:10pt}main{max-width:none;padding:0}
-*{print-color-adjust:exact}.over{margin:0}h1{font-size:20pt;margin-top:.2rem}.sign{grid-template-columns:1fr 1fr 1fr}h2{font-size:13pt;break-after:avoid}figure,.figures,.sign,tr,li,.facts div{break-inside:avoid}.bar,.skip,details,.screen{display:none}.scroll{overflow:visible}.pair{grid-template-columns:1fr 1fr}
+*{print-color-adjust:exact}.over{margin:0}h1{font-size:20pt;margin-top:.2rem}.sign{grid-template-columns:1fr 1fr 1fr}h2{font-size:13pt;break-after:avoid}figure,.figures,.sign,tr,li,.facts div{break-inside:avoid}.bar,.skip,details,.screen{display:none}.scroll{overflow:visible}.pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}.sign{break-before:avoid}
 .narrow{display:none}.wide{display:block}.area{opacity:.3}a{color:inherit;text-decoration:none}}
 """
 

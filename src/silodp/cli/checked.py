@@ -1,0 +1,76 @@
+"""Whether the ledgers that lie on this machine hold what a federation's run was told by its silos."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.core.errors import BadInput
+from silodp.pages.checked import DIFFERS, NOT_HERE, PARTLY, VERIFIED, Checked
+
+if TYPE_CHECKING:
+    from silodp.pages.runs import Run, Silo
+
+HOW = "Each silo can: `silodp ledger verify LEDGER` there, and `silodp ledger export LEDGER` has each entry's hash, to compare with this page's last table."
+
+
+def ledgers(run: Run) -> list[Checked]:
+    """Of a run over silos: whether each ledger is whole and has the very entry whose hash came with the silo's last answer."""
+    told = [s for s in run.silos if s.ledger]
+    if run.kind != "federation" or not told:
+        return []
+    here, wrong = 0, []
+    policies = _policies(run.folder)
+    for s in told:
+        if (path := _ledger(policies.get(s.name))) is None:
+            continue
+        here += 1
+        if why := _differs(path, s):
+            wrong.append(f"{s.name}: {why}")
+    if wrong:
+        return [Checked(DIFFERS, f"Ledger heads of {here - len(wrong)} of {len(told)} silos match. {'. '.join(wrong)}.")]
+    if not here:
+        return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine. {HOW}")]
+    rest = "" if here == len(told) else f" The ledgers of the other {len(told) - here} are not on this machine. {HOW}"
+    whole = "Each ledger on this machine is whole, and has the entry whose hash came with the silo's last answer."
+    return [Checked(PARTLY if rest else VERIFIED, f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}")]
+
+
+def _differs(path: Path, silo: Silo) -> str:
+    """What is wrong with a silo's ledger; nothing is written, and nothing brought up to date."""
+    from silodp.silo.ledger.durable import DurableLedger
+    from silodp.silo.ledger.file import LedgerFile
+
+    said: dict[str, Any] = silo.ledger or {}
+    ledger = DurableLedger(LedgerFile(path, None))
+    try:
+        ledger.verify()
+        found = next((entry.hash for entry in ledger.entries() if entry.sequence == said["count"]), "")
+    except BadInput:
+        return "`silodp ledger verify` refuses its ledger, and says why"
+    if found == said["head"]:
+        return ""
+    return f"its ledger has {'another' if found else 'no'} entry {said['count']} {'than' if found else 'such as'} the run was told of"
+
+
+def _ledger(policy: Path | None) -> Path | None:
+    from silodp.silo.service.policy import Place
+
+    try:
+        path = Path(Place.load(policy).ledger) if policy else None
+        return path if path and path.is_file() else None
+    except (BadInput, OSError):
+        return None
+
+
+def _policies(run: Path) -> dict[str, Path]:
+    """The silos' policies, of the federation in whose folder the run lies, or the silo's folder of a run among peers."""
+    for folder in run.resolve().parents[1:3]:
+        for name in ("federation.json", "stopped.json"):
+            try:
+                silos = json.loads((folder / name).read_text("utf-8"))["silos"]
+                return {str(silo): Path(policy) for silo, policy in silos.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+    return {}

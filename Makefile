@@ -12,7 +12,7 @@ demo: $(CORE)
 	$(BIN)/silodp compare
 
 test: $(READY) lint types
-	$(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -n 6 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What is said of clipped sums to the last bit holds on processors of every kind: the tests that say it, once for each instruction set."""
+"""What is said to the last bit of clipped sums and of a gate's rows holds on processors of every kind: the tests that say it, for each instruction set."""
 
 import os
 import signal
@@ -9,13 +9,28 @@ import pytest
 
 import instruction_sets
 
-EXACT = "bad_record or padding or not_finite or weight_0"
-"""Of the structured path, what changes no bit; of the others everything."""
+ANSWER = "tests/silo/answer"
+SUMS = ("tests/engine/test_clipping.py", "tests/engine/test_structured.py")
+ROWS = (
+    *(
+        f"{ANSWER}/test_slots.py::test_a_record_has_the_same_integers_{where}"
+        for where in ("in_every_batch_that_it_is_in", "whatever_the_others_hold")
+    ),
+    f"{ANSWER}/test_slots.py::test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them",
+    f"{ANSWER}/test_slots.py::test_no_point_makes_a_poisson_release_give_away_more_than_is_charged[5-0.25]",
+    f"{ANSWER}/test_slots.py::test_a_gate_tries_its_kernels_before_it_serves",
+    f"{ANSWER}/test_exact.py::test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit",
+    f"{ANSWER}/test_products.py::test_a_records_integers_are_the_same_whatever_the_others_hold",
+    f"{ANSWER}/test_products.py::test_products_of_a_chunk_are_those_of_integers",
+)
+EXACT = "not raising and (test_clipping or test_slots or test_exact or test_products or bad_record or padding or not_finite or weight_0)"
+"""Of the structured path, what changes no bit; of the others everything but models in Python that raise, which no processor has a part in."""
 
 
 @instruction_sets.each
-def test_clipped_sums_hold_to_the_last_bit_with_every_instruction_set(forced):
-    forced.check("tests/engine/test_clipping.py", "tests/engine/test_structured.py", "-k", f"test_clipping or {EXACT}")
+def test_all_this_holds_with_every_instruction_set(forced):
+    """Clipped sums to the last bit, and a gate's rows."""
+    forced.check(*SUMS, *ROWS, "-k", EXACT)
 
 
 @pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3", "x86-64-v4"])

@@ -140,7 +140,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_no_second_one_is_begun_by_acci
     assert silodp("up", "--folder", folder, "--engine", "direct", "--model", "mlp:4", "--data", "wbcd", "--silos", 2)[0] == 0
     try:
         for words in (("--quorum", 3), ("--epsilon", 11), ("--sampling", "poisson:0.1"), ("--step", -1), ("--algorithm", "x")):
-            refused(silodp("run", "--folder", folder, *words))
+            refused(silodp("run", "--folder", folder, "--algorithm", "mb-sgd", *words))
         refused(silodp("run", "--folder", folder, "--resume"), "no interrupted run")
         assert not [*folder.glob("runs/*")], "what is refused leaves no folder"
         place = folder / "runs/1"

@@ -154,7 +154,7 @@ def test_a_run_that_one_silo_refuses_to_hold_for_is_charged_by_none(folder):
         (("--resume", "--out", "nowhere"), "holds no run of these peers"),
     ],
 )
-def test_words_that_do_not_go_together_are_refused_in_a_sentence(folder, words, wanted):
-    done = subprocess.run([*COMMAND, "--folder", folder, *words], capture_output=True, text=True, timeout=LIMIT)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert wanted in done.stderr
+def test_words_that_do_not_go_together_are_refused_in_a_sentence(silodp, folder, words, wanted):
+    code, _, err = silodp("federation", "run", "--peers", "--folder", folder, *words)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert wanted in err

@@ -171,7 +171,7 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert [p["runs"] for p in made["processes"]] == [True] * 3
         assert made["connected"] == ["silo-1", "silo-2", "silo-3"]
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in [*folder.glob("data/*"), folder / "asker.key"])
-        run = ("run", "--folder", folder, "--epsilon", 0.5, "--rounds", 60)
+        run = ("run", "--folder", folder, "--epsilon", 0.5, "--rounds", 60, "--algorithm", "mb-sgd")
         process = subprocess.Popen([sys.executable, "-m", "silodp.cli", "federation", *map(str, run), "--json"], stdout=subprocess.DEVNULL)
         deadline, journal = time.monotonic() + LIMIT, folder / "runs/1/journal"
         while not (journal.exists() and journal.stat().st_size > 20_000):
@@ -184,11 +184,11 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert (code, summary["ended"], summary["iterates"]) == (0, "finished", 60)
         assert all(silo["spent_epsilon_at_most"] <= 0.5 for silo in summary["silos"])
         assert [(len(ids), len(set(ids))) for ids in charged(folder)] == [(60, 60)] * 3
-        code, text, _ = silodp("run", "--folder", folder, "--epsilon", 0.50004, "--rounds", 4, "--phase", 2)
+        code, text, _ = silodp("run", "--folder", folder, "--epsilon", 0.50004, "--rounds", 4, "--algorithm", "spider", "--phase", 2)
         assert "silo-2: answered 4 of 4 questions, spent at most epsilon 0.5001 of 0.50004 at delta " in text
         assert (folder / "runs/2/model.safetensors").exists()
         before = charged(folder)
-        code, _, err = silodp("run", "--folder", folder, "--epsilon", 10, "--rounds", 4, "--phase", 2)
+        code, _, err = silodp("run", "--folder", folder, "--epsilon", 10, "--rounds", 4, "--algorithm", "spider", "--phase", 2)
         assert (code, err.count("\n")) == (2, 1), err
         assert re.search(
             r"needs 100\.0 % of the budget of silo silo-1 \(epsilon 10\), and 9\d\.\d % is left; nothing was charged and nothing is", err

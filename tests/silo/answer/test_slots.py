@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import instruction_sets
 import poisson_attack as attack
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
@@ -442,19 +441,3 @@ def test_an_answer_takes_the_threads_that_the_gate_began_with_and_leaves_the_pro
         assert (seen, torch.get_num_threads()) == ([before], before + 1)
     finally:
         torch.set_num_threads(before)
-
-
-HERE = "tests/silo/answer/test_slots.py"
-
-
-@instruction_sets.each
-def test_all_this_holds_with_every_instruction_set(forced):
-    forced.check(
-        *(f"{HERE}::test_a_record_has_the_same_integers_{where}" for where in ("in_every_batch_that_it_is_in", "whatever_the_others_hold")),
-        f"{HERE}::test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them",
-        f"{HERE}::test_no_point_makes_a_poisson_release_give_away_more_than_is_charged[5-0.25]",
-        f"{HERE}::test_a_gate_tries_its_kernels_before_it_serves",
-        "tests/silo/answer/test_exact.py::test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit",
-        "tests/silo/answer/test_products.py::test_a_records_integers_are_the_same_whatever_the_others_hold",
-        "tests/silo/answer/test_products.py::test_products_of_a_chunk_are_those_of_integers",
-    )

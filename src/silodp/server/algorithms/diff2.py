@@ -27,7 +27,8 @@ def diff2(
     A gradient clipped at C_1 = anchor.clip every T = `phase` rounds, and between them differences clipped at C_2 ||w_r - w_{r-1}||,
     C_2 = slope: FedProx-SPIDER without its cap of 2 C_1, the same iterates as long as slope x move stays below that.
 
-    The paper hands over a uniformly random iterate (output rule "random") and has f1 = 0; its other subroutine is diff2_local.
+    The paper hands over a uniformly random one of x_0..x_{R-1} (Alg. 1, line 22), output rule "random" one of w_1..w_R; it has f1 = 0, and a trusted
+    server adds the noise. Its other subroutine is diff2_local.
     """
     h = prev = w
     for r in range(rounds):

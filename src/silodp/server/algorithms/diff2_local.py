@@ -27,7 +27,9 @@ def diff2_local(
     The estimate h is carried on as in diff2. From w_r every silo goes along h, and from its second step on along h plus its own noisy differences
     since; w_{r+1} is the mean of where they end. local_steps = 1 is diff2. A silo pays for each of its differences.
 
-    The paper's routine hands over one random silo's point. The mean of all has the same noise for the same price, and no coins to account for.
+    In the paper (Alg. 4) silos take turns: one a round, p_r = 1 + r % P, runs local steps and hands over its point. Here all do and the mean is taken:
+    each pays in every round instead of every P-th, and the mean over P takes that back, to first order. Its local differences are of b records drawn
+    without replacement, at a price amplified by that; here they are of the records of `refine`, at its price.
     """
     free, h = anchor.clipped(math.inf), w
     prev = w

@@ -1,6 +1,6 @@
 """What two theorems on convex losses prescribe and promise for ISRL-DP: Lowy & Razaviyayn (2023) and Gao, Lowy, Zhou & Wright (2024). Pure arithmetic.
 
-As in `isrl`: bounds are the expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
+Both are cited from memory, and were not checked against their texts. As in `isrl`: bounds are the expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
 """
 
 from math import ceil, floor, log2, sqrt
@@ -14,7 +14,9 @@ def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
     """One-pass accelerated MB-SGD in stages (Lowy & Razaviyayn 2023, strongly convex, unlike silos): disjoint batches K = floor(n/R), output w^ag.
 
     A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless their number is given there are as many as bring it down to the noise that so many rounds
-    leave, where the paper's later stages would grow longer instead.
+    leave. The stages of multi-stage AC-SA are another schedule: once noise rules, later ones are longer, of the order of sigma^2/(mu e_k) rounds for a gap
+    of e_k, and take smaller steps; ours are equally long and have one step. Steps are those of AC-SA, checked against a public implementation; the
+    paper's own constants and this rate are cited from memory.
     """
     mu, gap = c.need("pl", "accelerated MB-SGD"), c.need("gap", "accelerated MB-SGD")
     kappa, M, n = c.smoothness / mu, c.answering, c.records
@@ -53,6 +55,7 @@ def pull(c: Constants) -> float:
 def localized(c: Constants) -> Prescription:
     """Localized accelerated MB-SGD (Gao et al. 2024, convex, smooth), on full batches: the accountant prices R rounds for what R rounds cost.
 
+    lambda and its growth by 8 a stage, which the paper has for M <= n^4, are from memory.
     The first stage has 2 sqrt(1 + beta/lambda) rounds, what an accelerated method needs; there are log_2 of all rounds of them, log_2 n at most.
     """
     D = c.need("diameter", "localized MB-SGD")

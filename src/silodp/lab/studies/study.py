@@ -146,7 +146,8 @@ class Study:
         """The arm with the study's batches, and those of so many silos that answer a round."""
         algorithm, half = find(arm.order.algorithm), max(1, silos // 2)
         who = f"balanced:{half}" if arm.curve == "balanced" else f"uniform:{self.cohort}" if self.cohort else "all"
-        batches = arm.order.sampling if algorithm.disjoint else None if self.sampling == "full" else self.sampling
+        own = arm.order.sampling or algorithm.disjoint
+        batches = arm.order.sampling if own else None if self.sampling == "full" else self.sampling
         if batches and "anchor" in algorithm.kinds:
             batches = ",".join(f"{kind}={'full' if kind == 'anchor' else batches}" for kind in algorithm.kinds)
         return replace(arm, order=replace(arm.order, participation=who, sampling=batches))
@@ -207,9 +208,10 @@ def _rival(study: Study, algorithm: str, curve: str = "", **grid: tuple[float, .
 
 
 def _convex(study: Study, algorithm: str, each: Sequence[dict[str, Any]]) -> list[Arm]:
-    """On disjoint batches, as their theorems have them, and on all records in every round."""
+    """On disjoint batches and on all records in every round."""
+    other = "full" if find(algorithm).disjoint else "disjoint"
     return [
-        _arm(study, algorithm, "exact", _tuned(study), algorithm, sampling=batches, **words) for words in each for batches in (None, "full")
+        _arm(study, algorithm, "exact", _tuned(study), algorithm, sampling=batches, **words) for words in each for batches in (None, other)
     ]
 
 

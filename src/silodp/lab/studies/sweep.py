@@ -60,7 +60,7 @@ class Arm:
     @property
     def key(self) -> str:
         more = [f"share={self.share}"] if self.share else []
-        if self.order.sampling and find(self.order.algorithm).disjoint:  # else batches are the study's, alike for all
+        if self.order.sampling in ("full", "disjoint"):  # else batches are the study's, alike for all
             more.append(self.order.sampling)
         return ",".join([self.curve, self.order.algorithm, *(f"{k}={v}" for k, v in sorted(self.columns.items())), *more])
 

@@ -26,7 +26,8 @@ def accelerated(
     """Accelerated MB-SGD in one pass over disjoint batches.
 
     AC-SA (Ghadimi & Lan 2012) with alpha_t = 2/(t+1), eta_t = 4/(step t (t+1)) and mu = `strong`; the theorem takes step <= 1/(2 beta). Strongly
-    convex losses take it in stages: `restarts` share `rounds`, and each starts where the average w^ag of the one before has come to.
+    convex losses take it in stages: `restarts` share `rounds`, and each starts where the average w^ag of the one before has come to. They are equally
+    long and have one step, where those of multi-stage AC-SA grow longer and their steps smaller once noise rules.
     """
     mu, ag, length = strong, w, rounds // restarts
     for r in range(restarts * length):

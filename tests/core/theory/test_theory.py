@@ -171,11 +171,20 @@ def test_lower_bounds_are_the_stated_expressions():
     assert lower_bound(replace(BASE, dimension=10**13), "smooth-convex").value == pytest.approx(4)
     assert lower_bound(BASE, "strongly-convex-erm").value == pytest.approx(8 * privacy)
     assert lower_bound(BASE, "strongly-convex-so").value == pytest.approx(8 * (privacy + 1 / (400 * 20_000)))
-    assert lower_bound(BASE, "hybrid").value == pytest.approx(8 * 50 * LN / 400)
+    assert lower_bound(replace(BASE, dimension=5), "hybrid").value == pytest.approx(8 * 5 * LN / 400)
     assert lower_bound(BASE, "smooth-convex", compositionality=2.0).value == pytest.approx(4 * privacy / 16)
-    assert lower_bound(replace(BASE, delta=1e-10), "smooth-convex").applies
+    for kind in ("strongly-convex-erm", "strongly-convex-so", "hybrid"):
+        assert lower_bound(replace(BASE, dimension=10**13), kind).value == pytest.approx(8)
+    quiet = replace(BASE, records=100, epsilon=0.099)
+    assert lower_bound(quiet, "smooth-convex", rounds=100).applies
+    assert not lower_bound(quiet, "smooth-convex", rounds=97).applies  # epsilon_r = 0.099 / sqrt(97) > 1/100
+    assert not lower_bound(quiet, "smooth-convex", rounds=100, compositionality=1.1).applies
+    assert not lower_bound(quiet, "smooth-convex", rounds=100, loudest=0.011).applies
+    assert not lower_bound(quiet, "smooth-convex", rounds=10**8).applies  # 400 < 16 ln(28 N R)
+    assert not lower_bound(quiet, "smooth-convex").applies  # a silo that is asked once tells all of epsilon at once
+    assert lower_bound(replace(quiet, epsilon=0.0099), "smooth-convex").applies
     few = lower_bound(replace(BASE, silos=25, answering=12, epsilon=6.0, delta=1e-3), "smooth-convex")
-    assert [holds for _, holds in few.conditions] == [False] * 4
+    assert [holds for _, holds in few.conditions] == [False] * 5
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
@@ -284,3 +293,5 @@ def test_what_is_missing_or_unknown_is_named():
         lower_bound(replace(BASE, pl=None), "hybrid")
     with pytest.raises(BadInput, match=r"compositionality \(C\) must be a number from 1 to 1e20, got 0"):
         lower_bound(BASE, "smooth-convex", compositionality=0)
+    with pytest.raises(BadInput, match=r"rounds \(R\) must be a whole number from 1 to 1e20, got 0"):
+        lower_bound(BASE, "smooth-convex", rounds=0)

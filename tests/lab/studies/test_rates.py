@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from typer.testing import CliRunner
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import GroupL1, L2Ball, Zero
+from silodp.core.sampling import FullBatch
 from silodp.core.theory.isrl import lower_bound, prescribe
 from silodp.lab.studies import figures, rates
 from silodp.lab.studies.rates import Line, carried, log_slope, point, schedule
@@ -213,19 +217,43 @@ def test_every_point_is_in_the_table_and_the_same_seed_gives_the_same_numbers(he
 
 
 def test_a_lower_bound_is_known_and_drawn_where_its_conditions_hold_and_nowhere_else(tmp_path, monkeypatch):
-    """N >= 16 ln(14 N) needs 119 silos, and epsilon <= sqrt(N)."""
-    many = line("spider", "N", (16, 118, 119, 400), -2 / 3, Size(100, 16, 10, 5.0))
-    loud = line("prox-svrg", "epsilon", (11.0, 11.5), -2.0, Size(100, 128, 10, 11.0))
-    measured = {"runs": 2, "value": 1e-4, "standard_error": 1e-5}
+    """N >= 16 ln(28 N R), which is 213 silos for R = 100, and epsilon_r = epsilon / sqrt(R) <= 1/n, which n = 100 has at epsilon 0.1."""
+    size = Size(100, 16, 10, 0.099)
+    many = line("prox-svrg", "N", (16, 212, 213, 400), -1.0, size)
+    loud = line("prox-svrg", "epsilon", (0.099, 0.101), -2.0, replace(size, N=400))
+
+    def hundred(algorithm, c):
+        noisy = Gaussian("anchor", c.lipschitz, 20 * math.sqrt(c.log_delta) / c.epsilon, FullBatch())
+        return rates.Schedule(iter, {"anchor": noisy}, range(1), 100, 1.0)
+
+    monkeypatch.setattr(rates, "schedule", hundred)
+    measured = {"runs": 2, "value": 1.0, "standard_error": 1e-5}
     fits = [rates.fit(one, [measured] * len(one.values)) for one in (many, loud)]
     known = [[p["lower_bound"] for p in fit["points"]] for fit in fits]
     assert [[bound is not None for bound in row] for row in known] == [[False, False, True, True], [True, False]]
-    assert known[0][3] == pytest.approx(known[0][2] * 119 / 400)
+    assert known[0][3] == pytest.approx(known[0][2] * 213 / 400)
     drawn = []
     monkeypatch.setattr(figures, "_save", lambda figure, stem, suffixes: drawn.append(figure))
     figures.draw_rates(fits, tmp_path)
     dotted = [tuple(curve.get_xdata()) for ax in drawn[0].axes for curve in ax.get_lines() if curve.get_linestyle() == ":"]
-    assert sorted(dotted) == [(11.0,), (119, 400)]
+    assert sorted(dotted) == [(0.099,), (213, 400)]
+    assert "dotted lower bound" in drawn[0].get_suptitle()
+
+
+@pytest.mark.parametrize("algorithm", ["prox-sgd", "accelerated", "localized", "spider"])
+def test_the_loudest_round_decides_whether_a_bound_holds(algorithm):
+    """On disjoint batches each round has the whole epsilon; R equal rounds have epsilon / sqrt(R) each; SPIDER's anchors tell more than its differences."""
+    size = Size(100, 400, 3, 4.0)
+    c = constants(ALGORITHMS[algorithm], size)
+    plan, one = schedule(algorithm, c), line(algorithm, "N", (400,), -1.0, size)
+    anchors = -(-plan.rounds // (prescribe("spider", c).phase or 1)) if algorithm == "spider" else 1
+    share = {"localized": plan.rounds**-0.5, "spider": (2 * anchors) ** -0.5}.get(algorithm, 1.0)
+    for n, holds in ((0.99, True), (1.01, False)):
+        few = replace(c, records=1, epsilon=n / share)
+        quiet = replace(
+            plan, mechanisms={k: replace(m, noise_multiplier=m.noise_multiplier * 4.0 * share / n) for k, m in plan.mechanisms.items()}
+        )
+        assert dict(rates.bound_of(one, few, quiet).conditions)["epsilon_r <= 1/n in every round"] == holds
 
 
 def test_the_bound_of_prox_sgd_is_that_of_its_own_class():
@@ -233,7 +261,7 @@ def test_the_bound_of_prox_sgd_is_that_of_its_own_class():
     c = constants("risk", Size(500, 128, 10, 4.0))
     plain, rounds = lower_bound(c, "strongly-convex-so").value, prescribe("prox-sgd", c).rounds
     sampled = c.lipschitz**2 / 2.0 / (500 * 128)
-    bound = rates.known_bound(line("prox-sgd", "N", (128,), -1.0, Size(500, 128, 10, 4.0)), c)
+    bound = rates.bound_of(line("prox-sgd", "N", (128,), -1.0, Size(500, 128, 10, 4.0)), c, schedule("prox-sgd", c)).value
     assert rounds > 1
     assert bound - sampled == pytest.approx((plain - sampled) / rounds**2, rel=1e-6)
 

@@ -301,21 +301,32 @@ def least_error(c: Constants, kind: str, privacy: float, formula: str, kinds: Se
         value = c.lipschitz * c.need("diameter", "a convex lower bound") * min(1.0, sqrt(privacy) + 1 / sqrt(c.silos * c.records))
         return value, f"E F(w) - F* = Omega~(L D min(1, 1/sqrt(n N) + sqrt({formula})))"
     sampled = kind == "strongly-convex-so"
-    value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * (privacy + (1 / (c.silos * c.records) if sampled else 0.0))
-    return value, f"E F(w) - F* = Omega~((L^2/mu) ({'1/(n N) + ' if sampled else ''}{formula}))"
+    error = privacy + (1 / (c.silos * c.records) if sampled else 0.0)
+    value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * min(1.0, error)
+    return value, f"E F(w) - F* = Omega~((L^2/mu) min(1, {'1/(n N) + ' if sampled else ''}{formula}))"
 
 
-def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.0) -> LowerBound:
+def lower_bound(
+    constants: Constants, kind: str, *, compositionality: float = 1.0, rounds: int | None = None, loudest: float | None = None
+) -> LowerBound:
     """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R) for Prox-SGD) divides privacy by C^4.
 
     kind: "smooth-convex" (thm. "LDP lower bound", squared gradient norm); "strongly-convex-erm" and "strongly-convex-so" (lr21fl, as far
-    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "convex-so" (lr21fl, excess risk over a set of diameter D); "hybrid" (the ERM one with n = 1).
+    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "convex-so" (lr21fl, excess risk over a set of
+    diameter D, as remembered, not checked against the text); "hybrid" (the ERM one with n = 1).
+
+    rounds: R, in each of which every silo is asked; None where a silo is asked once in all (sequentially interactive). loudest: epsilon_r of the round
+    that tells most, C epsilon / sqrt(R) unless given, as it is where rounds tell alike.
     """
     c, total, n2 = constants, constants.silos * constants.records, "" if kind == "hybrid" else "n^2 "
     if not 1 <= compositionality <= 1e20:
         raise BadInput(f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}.")
+    if rounds is not None and not 1 <= rounds <= 1e20:
+        raise BadInput(f"rounds (R) must be a whole number from 1 to 1e20, got {rounds!r}.")
     privacy = c.privacy * (1 if n2 else c.records**2) / (c.silos * compositionality**4)
     value, formula = least_error(c, kind, privacy, f"d ln(1/delta) / (epsilon^2 {n2}N)", (*KINDS, "hybrid"))
+    least, allowed = ("16 ln(14 N)", 14 * c.silos) if rounds is None else ("16 ln(28 N R)", 28 * c.silos * rounds)
+    loudest = compositionality * c.epsilon / sqrt(rounds or 1) if loudest is None else loudest
     return LowerBound(
         theorem=f"ISRL-DP lower bound, {kind}",
         formula=formula,
@@ -323,8 +334,9 @@ def lower_bound(constants: Constants, kind: str, *, compositionality: float = 1.
             ("M = N", c.answering == c.silos),
             ("epsilon <= sqrt(N)", c.epsilon <= sqrt(c.silos)),
             ("2^(-n N) <= delta < 1/(n N)", log(total) < c.log_delta <= total * log(2)),
-            ("N >= 16 ln(14 N), the least that N >= 16 ln(2/(delta_r n)) allows", c.silos >= 16 * log(14 * c.silos)),
+            (f"N >= {least}, the least that N >= 16 ln(2/(delta_r n)) allows", c.silos >= 16 * log(allowed)),
+            ("epsilon_r <= 1/n in every round", loudest * (c.records if n2 else 1) <= 1),
         ),
-        notes=("needs each round epsilon_r <= 1/n as well; the shuffling argument hides ln^2(1/(n N delta_min)) in the denominator",),
+        notes=("the shuffling argument hides ln^2(1/(n N delta_min)) in the denominator",),
         value=value,
     )

@@ -134,7 +134,7 @@ RATES: dict[str, tuple[str, dict[tuple[str, str], tuple[str, str]]]] = {
         "mapping", {("spider", "isrl"): ("green", "SPIDER"), ("spider-alternate", "isrl"): ("blue", "alternate"),
                     ("spider", "sdp"): ("orange", "SDP SPIDER")},
     ),
-    "ISRL-DP, linear losses at the bound": ("convex", {("localized", "isrl"): ("pink", "localized")}),
+    "ISRL-DP, linear losses": ("convex", {("localized", "isrl"): ("pink", "localized")}),
 }  # fmt: skip
 """Rows of the figure of rates: what is measured, and which algorithms under which trust, at most five curves a panel."""
 
@@ -153,7 +153,7 @@ def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = 
             mine = [f for f in fits if (f["measure"], f["against"]) == (measure, against) and (f["algorithm"], f["trust"]) in curves]
             named.append((ax, [_draw_fit(ax, f, *curves[f["algorithm"], f["trust"]]) for f in mine]))
             ticks = sorted({v for f in mine for v in f["x"]})
-            ticks = ticks[:: max(1, len(ticks) // 4)]
+            ticks = ticks[:: max(1, -(-len(ticks) // 5))]
             ax.set(xscale="log", yscale="log", xlabel=against)
             ax.set_xticks(ticks, [f"{v:g}" for v in ticks], fontsize=8)
             ax.xaxis.set_minor_formatter(NullFormatter())
@@ -161,10 +161,8 @@ def draw_rates(fits: Sequence[dict], folder: Path, *, suffixes: Sequence[str] = 
         for ax, ends in named:
             _name_ends(ax, ends)
         line[0].set(ylabel=ylabels[measure], title=title)
-    figure.suptitle(
-        "Fitted slope (theory's): solid fit, dashed theory, dotted lower bound where its conditions hold, open marks sampling term",
-        fontsize=10,
-    )
+    bound = ", dotted lower bound where its conditions hold" if any(p["lower_bound"] is not None for f in fits for p in f["points"]) else ""
+    figure.suptitle(f"Fitted slope (theory's): solid fit, dashed theory{bound}, open marks sampling term", fontsize=10)
     _save(figure, folder / "rates", suffixes)
     _draw_regime(fits, folder / "regime", suffixes)
 

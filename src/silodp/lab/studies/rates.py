@@ -23,7 +23,7 @@ from silodp.core.privacy.accounting import Budget, gdp_epsilon
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import convex
 from silodp.core.theory import shuffle as sdp
-from silodp.core.theory.isrl import Constants, lower_bound, prescribe
+from silodp.core.theory.isrl import Constants, LowerBound, lower_bound, prescribe
 from silodp.host import atomic
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.simulation import simulate
@@ -79,6 +79,8 @@ class Schedule:
     run: Callable[..., Iterator[Tensor]]
     mechanisms: dict[str, Gaussian]
     counted: range
+    rounds: int
+    """Messages of a silo."""
     private: float
     """d sigma^2 / N, the variance of the noise in an (anchor's) mean gradient; for SPIDER the part of it that is carried."""
     rest: float = 0.0
@@ -124,11 +126,11 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
     if algorithm in ("prox-sgd", "accelerated"):
         noisy = {"minibatch": Gaussian("minibatch", L, 1 / mu, DisjointBatches(R))}
         run = partial(run, rounds=R) if algorithm == "prox-sgd" else partial(run, rounds=R, restarts=S, strong=c.need("pl", algorithm))
-        return Schedule(run, noisy, range(R - 1, R), private(plan.batch, 1 / mu), c.lipschitz**2 / (c.silos * plan.batch))
+        return Schedule(run, noisy, range(R - 1, R), R, private(plan.batch, 1 / mu), c.lipschitz**2 / (c.silos * plan.batch))
     if algorithm == "localized":
         noisy = {"minibatch": Gaussian("minibatch", L, math.sqrt(R) / mu, FullBatch())}
         error = math.sqrt(private(c.records, 1 / mu)), L / math.sqrt(c.records * c.silos)
-        return Schedule(partial(run, rounds=R, stages=S, pull=convex.pull(c)), noisy, range(R - 1, R), *error)
+        return Schedule(partial(run, rounds=R, stages=S, pull=convex.pull(c)), noisy, range(R - 1, R), R, *error)
     run, rest, share = partial(run, slope=c.smoothness), 0.0, 1.0
     if algorithm in ("prox-svrg", "prox-pl-svrg"):
         anchors, counted = S * (plan.epochs or 0), range((S - 1) * (R + 1), (S - 1) * (R + 1) + R)
@@ -145,9 +147,10 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
             R, run = phase * anchors, partial(run, rounds=anchors)
         counted, rest, share = range(R), gap / (plan.step * R), carried(phase, plan.step)
     differences = S * R - anchors
-    anchor, refine = math.sqrt(anchors * (2 if differences else 1)) / mu, math.sqrt(2 * max(differences, 1)) / mu
+    anchor = math.sqrt(anchors * (2 if differences else 1)) / mu
+    refine = math.sqrt(2 * differences) / mu if differences else anchor  # where there is none it is never asked
     noisy = {"anchor": Gaussian("anchor", L, anchor, FullBatch()), "refine": Gaussian("refine", L, refine, FullBatch())}
-    return Schedule(run, noisy, counted, share * private(c.records, anchor), rest)
+    return Schedule(run, noisy, counted, S * R, share * private(c.records, anchor), rest)
 
 
 def priced(plan: Schedule, c: Constants, trust: str, runs: int = 1) -> Plan:
@@ -303,7 +306,8 @@ def fit(line: Line, measured: Sequence[dict]) -> dict:
         c = constants(line.measure, size)
         plan = schedule(line.algorithm, effective(c, line.trust))
         terms.append(plan.rest if line.sampling else plan.private + (0.0 if line.measure == "risk" else plan.rest))
-        points.append(asdict(size) | mean | {"lower_bound": known_bound(line, c)})
+        bound = bound_of(line, c, plan)
+        points.append(asdict(size) | mean | {"lower_bound": bound.value if bound.applies else None})
         regime += [regime_of(line, c)] if line.algorithm == "spider" else []
     slope, slope_error = log_slope(line.values, [p["value"] for p in points], [p["standard_error"] for p in points])
     as_run, _ = log_slope(line.values, terms, [0.0] * len(terms))
@@ -323,17 +327,18 @@ def regime_of(line: Line, c: Constants) -> dict[str, float]:
     return {"X": X, "phase": plan.phase or 1, "rounds": plan.rounds, "carried": carried(plan.phase or 1, plan.step)}
 
 
-def known_bound(line: Line, c: Constants) -> float | None:
-    """The lower bound of the algorithm's class with the constant 1, or None where a condition of it fails: it then says nothing."""
+def bound_of(line: Line, c: Constants, plan: Schedule) -> LowerBound:
+    """The lower bound of the algorithm's class with the constant 1; where a condition of it fails it says nothing."""
     kind = "smooth-convex" if line.measure in MAPPING else "convex-so" if line.measure == "convex" else "strongly-convex-erm"
     if line.algorithm in ("prox-sgd", "accelerated"):  # of the population
         kind = "strongly-convex-so"
     if line.trust == "sdp":
-        bound = sdp.lower_bound(c, kind)
-    else:  # on disjoint batches each has the whole budget, which makes these two sqrt(R)-compositional
-        once = kind == "strongly-convex-so"
-        bound = lower_bound(c, kind, compositionality=math.sqrt(prescribed(line.algorithm, c).rounds) if once else 1.0)
-    return bound.value if bound.applies else None
+        return sdp.lower_bound(c, kind)
+    # on disjoint batches each has the whole budget, which makes these two sqrt(R)-compositional
+    C = math.sqrt(plan.rounds) if kind == "strongly-convex-so" else 1.0
+    # a round's epsilon_r has the share of epsilon that its mu has of the whole mu = epsilon / (2 sqrt(ln(1/delta)))
+    loudest = 2 * math.sqrt(c.log_delta) / min(float(noisy.noise_multiplier) for noisy in plan.mechanisms.values())
+    return lower_bound(c, kind, compositionality=C, rounds=plan.rounds, loudest=loudest)
 
 
 def log_slope(x: Sequence[float], y: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:

@@ -89,3 +89,37 @@ def test_an_interval_holds_noise_and_sampling_together_and_stays_within_what_a_s
     assert quality.interval("calibration in the large", figure(-0.1))[0] < -0.1
     assert quality.short(row(0.9, 0.9, 0.95), "calibration in the large") == "0 (-0.028 to 0.028)"
     assert quality.short({"figures": {}}, "auc") == "-"
+
+
+# --- groups of records ------------------------------------------------------------------------------------------------------------------
+
+
+def groups(*pairs, **more):
+    """Groups a, b, ... with the accuracies of each and of all others."""
+    return {"by": "sex", "note": "", "rows": [
+        {"name": name, "records": 100.4, "records_noise": 3.2, "figures": {"accuracy": figure(own, **more)}, "rest": {"figures": {"accuracy": figure(rest)}}}
+        for name, (own, rest) in zip("abcdefghijkl", pairs, strict=False)
+    ]}  # fmt: skip
+
+
+def test_a_group_is_said_to_be_worse_off_only_where_intervals_do_not_overlap():
+    worse = quality.differences(groups((0.7, 0.9), (0.9, 0.7)))
+    assert worse == "The model is clearly less accurate where sex is a, 0.70 (0.67-0.73) against 0.90 (0.87-0.93) for all others."
+    same = quality.differences(groups((0.87, 0.9), (0.9, 0.87)))
+    assert same == "No difference by sex can be seen at this price, which does not say that there is none."
+    assert quality.by_group(groups((0.7, 0.9)))[1] == [("a", "100 ± 3.2", "0.70 (0.67-0.73)", "0.90 (0.87-0.93)")]
+
+
+def test_many_groups_are_many_chances_to_be_wrong_so_their_intervals_are_wider():
+    pair = (0.84, 0.9)
+    assert quality.differences(groups(pair, (0.9, 0.84))).startswith("The model is clearly less accurate where sex is a")
+    assert quality.differences(groups(pair, *[(0.9, 0.9)] * 11)).startswith("No difference")
+
+
+def test_drowned_groups_are_said_and_nobody_is_called_fair():
+    some = groups((0.7, 0.9), (0.9, 0.8), (0.9, 0.8))
+    some["rows"][2]["figures"]["accuracy"]["too_noisy"] = True
+    assert quality.differences(some).endswith("for all others. The noise drowns 1 of 3 groups.")
+    none = quality.differences(groups((0.7, 0.9), (0.9, 0.7), too_noisy=True))
+    assert none == "Whether the model is worse for some by sex cannot be said: the noise drowns the groups."
+    assert quality.by_group(groups((0.7, 0.9), too_noisy=True))[1][0][2] == "too noisy"

@@ -201,7 +201,11 @@ def _plain(name: str) -> str:
 
 def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
     training = ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram")
-    return training + ("Score", "ScoreTotal") * bool(held_out) + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
+    return (
+        training
+        + ("Score", "GroupScore", "ScoreTotal") * bool(held_out)
+        + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
+    )
 
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:

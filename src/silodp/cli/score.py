@@ -21,6 +21,7 @@ from silodp.cli.federation_run import federation
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import Project
+from silodp.cli.score_tables import show_groups, show_profile, show_survival
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.host.cards import read_card
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
 Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
+By = Annotated[
+    str | None,
+    typer.Option("--by", help="Also the accuracy of each group of a category or boolean column of the schema, within the same price."),
+]
 Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
 Pays = Annotated[list[str] | None, typer.Option("--epsilon", help="What each silo pays: a number, or NAME=NUMBER for one silo.")]
 Delta = Annotated[list[str] | None, typer.Option("--delta", help="As epsilon; 1/n^2 of each silo by default.")]
@@ -52,6 +57,7 @@ def evaluate(
     epsilon: Price = "1",
     bins: Bins = 10,
     cap: Cap = 4.0,
+    by: By = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -67,10 +73,12 @@ def evaluate(
     from silodp.lab.scoring import evaluate_run
 
     with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
-        answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed)
+        answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
+    if "groups" in answer:
+        show_groups(answer["groups"])
     if answer["trust"] in ("masks", "shuffle"):
         say(TOTALS)
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
@@ -111,7 +119,7 @@ def profile(
         return dump(answer)
     if schema:
         say("Features are what the schema makes of the columns: numbers go from -1 to 1 over their public range.")
-    _show_profile(answer)
+    show_profile(answer)
     _show_charged(answer["silos"])
 
 
@@ -140,7 +148,7 @@ def survival(
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
-    if _show_survival(answer, page, as_json):
+    if show_survival(answer, page, as_json):
         _show_charged(answer["silos"])
 
 
@@ -154,6 +162,7 @@ def federation_evaluate(
     run: Annotated[Path | None, typer.Option(help="The run's folder; the last one by default.")] = None,
     bins: Bins = 10,
     cap: Cap = 4.0,
+    by: By = None,
     deadline: Deadline = 60.0,
     model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
     prox: Annotated[str, typer.Option(help="The server's own copy of a prox FILE.py:NAME.")] = "zero",
@@ -170,7 +179,8 @@ def federation_evaluate(
 
     from silodp.host.model import contents, refuse_personal
     from silodp.server.approval import check_study
-    from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+    from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
+    from silodp.server.estimates.scoring import as_rows, asked_of, gaussian_for, score
     from silodp.server.folder import read_run
     from silodp.server.order import Order
 
@@ -187,9 +197,13 @@ def federation_evaluate(
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
     refuse_personal(place, said)
     words = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
-    label = Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None
+    schema = Schema.parse(cards[0].schema, f"the card of {cards[0].name}") if cards[0].schema else None
+    label, seen = schema.label if schema else None, {}
     asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     held, names, trust = [card.held_out for card in cards], [card.name for card in cards], _trust(folder, cards)
+    asked_of(**asked)  # what is senseless is said before anything is asked
+    groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map) if by is not None else None
+    words += f" by {by}" if groups else ""
     with interruptible(REPEATED):
         if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
@@ -201,9 +215,11 @@ def federation_evaluate(
             query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked)
             found = score_total(_channel(folder, cards, words, deadline), query, counts=counts, held_out=held, **asked)
         else:
-            found = score(_remote(folder, cards, words, deadline), w, gaussian_for("score", budgets), names=names, held_out=held, **asked)
+            fed, questions = _remote(folder, cards, words, deadline), QUESTIONS if groups else 1
+            seen = {"groups": score_groups(fed, w, gaussian_for(KIND, budgets, questions), groups, held)} if groups else {}
+            found = score(fed, w, gaussian_for("score", budgets, questions), names=names, held_out=held, **asked)
     answer = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets), "cap": cap, "bins": bins}
-    answer |= {"run": place.name, "trust": trust}
+    answer |= {"run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
@@ -212,6 +228,8 @@ def federation_evaluate(
     if as_json:
         return dump(answer)
     _show_scores(answer["scores"])
+    if "groups" in answer:
+        show_groups(answer["groups"])
     if trust != "isrl":
         say(TOTALS)
     _show_charged(answer["silos"])
@@ -241,7 +259,7 @@ def federation_profile(
     answer = found | {"silos": _charged(cards, budgets)}
     if as_json:
         return dump(answer)
-    _show_profile(answer)
+    show_profile(answer)
     _show_charged(answer["silos"])
 
 
@@ -267,7 +285,7 @@ def federation_survival(
     with interruptible(REPEATED):
         found = survival_of(fed, gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
     answer = found | {"silos": _charged(cards, budgets)}
-    if _show_survival(answer, page, as_json):
+    if show_survival(answer, page, as_json):
         _show_charged(answer["silos"])
 
 
@@ -354,37 +372,3 @@ def _show_scores(rows: Sequence[dict]) -> None:
     say(SAID)
     if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
         say(WHY)
-
-
-def _show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
-    """Whether it was shown to people, who are then told the price."""
-    if page:
-        from silodp.cli.pages import put
-        from silodp.pages.survival import page_of
-
-        put(page, page_of(answer))
-    if as_json:
-        dump(answer)
-        return False
-    rows = []
-    for row in answer["curve"]:
-        share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
-        rows.append((f"{row['time']:g}", share, f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %", f"{max(row['at_risk'], 0):.0f}"))
-    title = f"Without the event, by a private release over {answer['records']} records"
-    show(table(f"until {answer['time']}>|share>|95 %>|still there>", rows, title=title))
-    say(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
-    return True
-
-
-def _show_profile(answer: dict) -> None:
-    rows = []
-    for row in answer["features"]:
-        pairs = (f"{row[name]:.4g} ± {row[f'{name}_error']:.2g}" for name in ("mean", "deviation"))
-        missing = f"{100 * row['missing']:.1f} ± {100 * row['missing_error']:.1f} %"
-        rows.append((row["feature"], f"{row['low']:g} to {row['high']:g}", *pairs, missing))
-    title = "Features, by private releases (± standard error by noise)"
-    show(table("feature|range>|mean>|deviation>|missing>", rows, title=title))
-    if answer["classes"]:
-        rows = ((row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}") for row in answer["classes"])
-        show(table("class|records>|weight>", rows, title="Classes"))
-    say("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")

@@ -1,4 +1,5 @@
-"""What an evaluation means, in plain words: whether a model is better than guessing, and which of several is better.
+"""What an evaluation means, in plain words: whether a model is better than guessing, which of several is better,
+and whether it is worse for some groups of records.
 
 Raw error says neither: whoever always says the larger of two classes has a small one. Models are judged by what guessing cannot raise: the
 AUC of two classes, the balanced accuracy of more. Every comparison goes by 95 per cent intervals that hold noise and sampling together.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 from silodp.core.figures import ACCURACY, AUC, BALANCED, IN_THE_LARGE, LARGER, SLOPE, TOO_NOISY
@@ -140,6 +142,39 @@ def _calibrated(row: Row) -> list[str]:
                 f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration slope {short(row, SLOPE)}, where 1 is right."
             )
     return words
+
+
+# --- groups of records ------------------------------------------------------------------------------------------------------------------
+
+
+def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of a table that has a line for each group: its records and accuracy, and that of all other groups together."""
+    return ("group", "records (± noise)", "accuracy (95 %)", "all others (95 %)"), [
+        (row["name"], f"{max(row['records'], 0):.0f} ± {row['records_noise']:.2g}", short(row, ACCURACY), short(row["rest"], ACCURACY))
+        for row in groups["rows"]
+    ]
+
+
+def differences(groups: Row) -> str:
+    """One or two plain sentences: for which groups the model is clearly worse than for all others together, or that none can be seen; never that
+    there is none.
+
+    Clearly: the 95 per cent intervals of the two do not overlap. Of more than two groups there are as many comparisons, and the intervals are so
+    much wider that all of them hold together with 95 per cent (Bonferroni).
+    """
+    rows, by, worse = groups["rows"], groups["by"], []
+    wider = NormalDist().inv_cdf(1 - 0.025 / (len(rows) if len(rows) > 2 else 1)) / Z
+    heard = [(row, own, rest) for row in rows if (own := said(row, ACCURACY)) and (rest := said(row["rest"], ACCURACY))]
+    for row, own, rest in heard:
+        above, below = interval(ACCURACY, own)[1] - own["value"], rest["value"] - interval(ACCURACY, rest)[0]
+        if own["value"] + wider * above < rest["value"] - wider * below:
+            worse.append(f"{row['name']}, {short(row, ACCURACY)} against {short(row['rest'], ACCURACY)} for all others")
+    if not heard:
+        return f"Whether the model is worse for some by {by} cannot be said: the noise drowns the groups."
+    drowned = f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups." if len(heard) < len(rows) else ""
+    if not worse:
+        return f"No difference by {by} can be seen at this price, which does not say that there is none.{drowned}"
+    return f"The model is clearly less accurate where {by} is {'; and where it is '.join(worse)}.{drowned}"
 
 
 # --- several models ---------------------------------------------------------------------------------------------------------------------

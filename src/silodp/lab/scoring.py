@@ -33,6 +33,7 @@ from silodp.lab.runfolder import SEED, locked
 from silodp.lab.simulation import connect
 from silodp.lab.source import Source
 from silodp.lab.training import mapped, read_back, words_of
+from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
 from silodp.server.estimates.scoring_total import score_total, shuffled_for
@@ -50,17 +51,20 @@ from silodp.wire.inprocess import InProcess
 NOISE = "seeded pseudo-random float noise, for simulation"
 
 
-def evaluate_run(folder: Path, *, epsilon: str, bins: int, cap: float, seed: int | None, source: Source | None = None) -> dict:
+def evaluate_run(
+    folder: Path, *, epsilon: str, bins: int, cap: float, seed: int | None, source: Source | None = None, by: str | None = None
+) -> dict:
     """Scores the run's model on its held-out records, adds the price to what the run has spent, and writes evaluations.jsonl and spent.json.
 
     The price is added, not shared: no record is claimed to have been in one part only. `source` has the records, where they are in no file.
+    With `by`, a column of the schema, accuracies of its groups are asked for too, within the same price.
     """
     check_seed(seed)
     with locked(folder):  # from what was spent to the answer: two at once would each add to the same sum, and draw the same noise
-        return _evaluate(folder, epsilon, bins, cap, seed, source)
+        return _evaluate(folder, epsilon, bins, cap, seed, source, by)
 
 
-def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None, given: Source | None) -> dict:
+def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | None, given: Source | None, by: str | None) -> dict:
     spent, (order, source) = spent_of(folder), (Order.read(read_run(folder), folder), given) if given else read_back(folder)
     (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
     with _writing(folder):  # before anything is asked
@@ -71,6 +75,7 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
             open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
     if not source.held_out:
         raise BadInput(f"the run in {folder} has held nothing out; train with --held-out 0.2 to evaluate on records it has not seen")
+    groups = groups_of(source.read_by, by, trust=order.trust, feature_map=order.feature_map) if by is not None else None
     loaded = source.load(order.coins, raw=bool(order.feature_map))
     records, classes = loaded.records, loaded.classes
     if [s["name"] for s in spent["silos"]] != list(records.names):
@@ -80,17 +85,24 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     _, held = split_records(records, source.held_out, places_key(order.seed))
     held = mapped(held, order, source, load)
     problem, w, mean, scale = _model(folder, order, source, records.features, held.x.shape[-1], classes)
+    if groups and not (bool((mean == 0).all()) and bool((scale == 1).all())):
+        raise BadInput(f"--by is {by!r}, but the run in {folder} scales what the schema makes of a column; leave it out")
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    purpose, label = f"evaluate {_evaluations(folder)} {bins} {cap!r}", source.read_by.label if source.read_by else None
+    purpose, label = (
+        f"evaluate {_evaluations(folder)} {bins} {cap!r}{f' by {by}' if groups else ''}",
+        source.read_by.label if source.read_by else None,
+    )
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     if order.totals:
-        found, paid = _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked)
+        (found, paid), seen = _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked), {}
     else:
         fed, ledger = _connected(problem, held, budgets, seed, purpose)
-        found = score(fed, w, gaussian_for("score", budgets), names=held.names, held_out=held.counts, **asked)
+        questions = QUESTIONS if groups else 1
+        seen = {"groups": score_groups(fed, w, gaussian_for(KIND, budgets, questions), groups, held.counts)} if groups else {}
+        found = score(fed, w, gaussian_for("score", budgets, questions), names=held.names, held_out=held.counts, **asked)
         paid = _paid(ledger, held.names, budgets)
-    answer = {"scores": as_rows(found, classes), "silos": paid, "cap": cap, "bins": bins, "noise": NOISE, "trust": order.trust}
-    _add_up(spent, answer["silos"])
+    answer = {"scores": as_rows(found, classes), "silos": paid, "cap": cap, "bins": bins, "noise": NOISE, "trust": order.trust} | seen
+    _add_up(spent, paid)
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
     with _writing(folder):

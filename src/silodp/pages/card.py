@@ -12,6 +12,7 @@ from silodp.core.figures import NO_MU, TOO_NOISY, WHY, shown
 from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
 from silodp.core.problem.schema import Schema
 from silodp.host.model import about_of
+from silodp.pages.judged import grouped
 from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
 
@@ -98,10 +99,18 @@ def _scores(run: Run) -> str:
         *_table(("figure", "value", "95 %"), [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]]),
         *_table(("predicted risk", "observed share", "95 %", "records"), quality.reliable(whole)),
         *(_table(*quality.by_silo(scores)) if len(scores) > 2 else ()),
+        *_groups(run),
         "",
         "95 %: by the privacy noise and by the number of records together.",
     ]
     return "\n".join([*lines, *(["", WHY] if any(TOO_NOISY in line for line in lines) else [])])
+
+
+def _groups(run: Run) -> list[str]:
+    lines = list[str]()
+    for groups in grouped(run):
+        lines += ["", f"By {groups['by']}. {quality.differences(groups)} {groups['note']}".rstrip(), *_table(*quality.by_group(groups))]
+    return lines
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

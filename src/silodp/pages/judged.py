@@ -24,6 +24,11 @@ def row_of(run: Run, basis: str | None = None) -> tuple[str, Mapping[str, Any]] 
     return next(((name, row) for name, row in found.items() if row and basis in (None, name)), None)
 
 
+def grouped(run: Run) -> list[Mapping[str, Any]]:
+    """What was found of groups of records: of each column that somebody asked by, the last."""
+    return list({found["by"]: found for evaluation in run.evaluations if (found := evaluation.get("groups"))}.values())
+
+
 def headline(run: Run) -> list[tuple[str, str]]:
     """(what, figure) for the numbers that one looks for first."""
     if not (found := row_of(run)):
@@ -58,6 +63,10 @@ def judged(run: Run) -> list[Markup]:
     if len(scores) > 2:
         columns, lines = quality.by_silo(scores)
         parts.append(table("By silo", columns, lines, numbers=range(1, len(columns))))
+    for groups in grouped(run) if basis == "held-out" else ():
+        columns, lines = quality.by_group(groups)
+        parts.append(table(f"By {groups['by']}", columns, lines, numbers=range(1, len(columns))))
+        parts.append(tag("p", f"{quality.differences(groups)} {groups['note']}".rstrip()))
     if any(figure.get("too_noisy") for one in scores for figure in one["figures"].values()):
         parts.append(tag("p", WHY, class_="soft small"))
     return [section("judged", "How good the model is", *parts)]

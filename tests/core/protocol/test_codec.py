@@ -32,7 +32,18 @@ from silodp.core.protocol.codec import (
 )
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
-from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
+from silodp.core.statistics import (
+    ClassCounts,
+    Grad,
+    GradDiff,
+    GroupScore,
+    Histogram,
+    LocalSteps,
+    MissingRates,
+    Moments,
+    Score,
+    SteeredSteps,
+)
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -45,6 +56,7 @@ w, v, k = torch.tensor([[1.0, -0.0, float("nan"), 1e-310]], dtype=torch.float64)
 STATISTICS = [
     Grad(w), Grad(v), GradDiff(w, v), LocalSteps(v, 7, 0.1), LocalSteps(v, -3, -1e-320), SteeredSteps(v, 7, 0.1, w),
     Histogram(k, 5), Moments(-k, k.double()), Score(w, 10**9, 0.1), Score(v, -1, -1e-320), ClassCounts(3), MissingRates(-(2**53)),
+    GroupScore(v, -1, 2**53, 7),
 ]  # fmt: skip
 SAMPLINGS = [FullBatch(), DisjointBatches(5, 2, "part-1"), DisjointBatches(-1, 2**53), Poisson(1e-300), WithoutReplacement(0.3)]
 QUERIES = [Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b)) for i, s in enumerate(STATISTICS) for b in SAMPLINGS]

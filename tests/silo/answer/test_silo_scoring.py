@@ -22,7 +22,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Envelope, decode_query, encode_query
 from silodp.core.query import Query
 from silodp.core.sampling import Poisson
-from silodp.core.statistics import ClassCounts, Grad, MissingRates, Score
+from silodp.core.statistics import ClassCounts, Grad, GroupScore, MissingRates, Score
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, levelled, noise_scale
 from silodp.silo.answer.simulated import Simulated
@@ -89,6 +89,8 @@ STATISTICS = {
     **{f"score {name}": (name, lambda name=name: Score(point(name), BINS.get(name, 0), 2.0)) for name in PROBLEMS},
     "score, huge w": ("logit", lambda: Score(point("logit", 1e30), 5, 1e-300)),
     "classes": ("four", lambda: ClassCounts(4)),
+    "groups": ("four", lambda: GroupScore(point("four"), 0, FEATURES, 0)),
+    "groups, yes or no, with gaps": ("logit", lambda: GroupScore(point("logit"), 1, 1, 1)),
     "missing": ("two", lambda: MissingRates(FEATURES)),
 }
 
@@ -97,7 +99,7 @@ STATISTICS = {
 def test_one_replaced_record_moves_a_sum_by_at_most_two_clips_and_by_as_much(case, silent):
     name, make = STATISTICS[case]
     problem, statistic = PROBLEMS[name], make()
-    for answerer in (lambda records: Quiet(problem, records, [0]), whole_silo(problem, isinstance(statistic, Score))):
+    for answerer in (lambda records: Quiet(problem, records, [0]), whole_silo(problem, statistic.on_held_out)):
         # of the third number one pair of records reaches a half: right or wrong, and a loss of 0 or 1, say too much of it
         reaches = 0.9 if getattr(statistic, "bins", 0) else 0.99
         check_statistic(statistic, some_records(name), answerer, dim=problem.dim, reaches=reaches)
@@ -107,6 +109,7 @@ def test_a_clip_of_half_the_reach_is_all_that_is_needed_and_no_less_is_taken():
     assert Score(point("two"), 5, 1.0).norm == pytest.approx(math.sqrt(5) / 2)  # loss, right or not, risk and a cell: 1 + 1 + 1 + 2
     assert Score(point("four"), 0, 1.0).norm == pytest.approx(math.sqrt(2) / 2)
     assert ClassCounts(4).norm == pytest.approx(math.sqrt(2) / 2)
+    assert GroupScore(W, 0, 3, 0).norm == pytest.approx(math.sqrt(2) / 2)
     for numbers in (1, 2, 3, 7, 30, 784):
         norm = MissingRates(numbers).norm
         assert 4 * Fraction(norm) ** 2 >= numbers > 4 * Fraction(math.nextafter(norm, 0)) ** 2  # rounded up, in exact arithmetic
@@ -252,11 +255,12 @@ def test_training_never_sees_held_out_records_and_a_score_sees_no_others(silent)
     for where, mask in (("none", np.zeros(N, bool)), ("held", held), ("train", ~held)):
         changed = np.where(mask[:, None], -3 * x, x)
         gate = deployed(problem, 0.25)(Records.of([(changed, y)]))
-        asked[where] = [gate.answer(Query(s, Gaussian("a", 1.0, 1.0)), [0]) for s in (Grad(w), Score(w, 4, 1.0))]
+        asked[where] = [gate.answer(Query(s, Gaussian("a", 1.0, 1.0)), [0]) for s in (Grad(w), Score(w, 4, 1.0), GroupScore(w, 0, 2, 0))]
     assert torch.equal(asked["none"][0], asked["held"][0])
     assert not torch.equal(asked["none"][0], asked["train"][0])
-    assert torch.equal(asked["none"][1], asked["train"][1])
-    assert not torch.equal(asked["none"][1], asked["held"][1])
+    for scored in (1, 2):
+        assert torch.equal(asked["none"][scored], asked["train"][scored])
+        assert not torch.equal(asked["none"][scored], asked["held"][scored])
 
 
 def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch, silent):
@@ -341,6 +345,13 @@ HOSTILE = {
     "-2 classes": (asking(ClassCounts(-2), clip=1.0), "shape"),
     "another number of features": (asking(MissingRates(FEATURES + 1)), "shape"),
     "no features": (asking(MissingRates(0), clip=1.0), "shape"),
+    "513 groups": (asking(GroupScore(W, 0, 513, 0)), "shape"),
+    "no groups": (asking(GroupScore(W, 0, 0, 0)), "shape"),
+    "groups from below the first feature": (asking(GroupScore(W, -1, 2, 0)), "shape"),
+    "groups with two places for gaps": (asking(GroupScore(W, 0, 2, 2)), "shape"),
+    "groups that are no integer": (asking(GroupScore(W, 0, 2.0, 0)), "shape"),
+    "groups of a w with NaN": (asking(GroupScore(torch.full_like(W, math.nan), 0, 2, 0)), "not-finite"),
+    "groups at another clip": (asking(GroupScore(W, 0, 2, 0), clip=0.5), "clip"),
     "negative noise": (asking(ClassCounts(2), noise=-1.0), "noise"),
 }
 
@@ -359,19 +370,24 @@ def test_a_deployed_silo_without_held_out_records_refuses_scores_and_one_ulp_of_
     data = Records.of([data_of_two_classes()])
     with pytest.raises(Refused, match="batch"):
         deployed(PROBLEMS["two"])(data).check(asking(Score(W, 4, 1.0)))
+    with pytest.raises(Refused, match="batch"):
+        deployed(PROBLEMS["two"])(data).check(asking(GroupScore(W, 0, 2, 0)))
     gate = deployed(PROBLEMS["two"], 0.25)(data)
-    for statistic in (Score(W, 4, 1.0), Score(W, 0, 1.0), ClassCounts(2), MissingRates(FEATURES)):
+    for statistic in (Score(W, 4, 1.0), Score(W, 0, 1.0), GroupScore(W, 0, 2, 1), ClassCounts(2), MissingRates(FEATURES)):
         gate.check(asking(statistic))
         short = asking(statistic, clip=math.nextafter(statistic.norm, 0))
         with pytest.raises(Refused, match="clip"):
             gate.check(short)
+    for first, features, indicator in ((0, 4, 0), (3, 1, 0), (0, 3, 1), (2**53, 1, 0)):  # beyond the silo's features
+        with pytest.raises(Refused, match="shape"):
+            gate.check(asking(GroupScore(W, first, features, indicator)))
 
 
 def test_a_query_survives_its_bytes():
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
-    for statistic in (Score(W, 4, 0.1), ClassCounts(3), MissingRates(5)):
+    for statistic in (Score(W, 4, 0.1), GroupScore(W, 3, 2, 1), ClassCounts(3), MissingRates(5)):
         frame = encode_query(Envelope("silo", "run", "q", "0" * 64, asking(statistic)), key)
         got = decode_query(frame, limit=10**6)[0].query
         assert type(got.statistic) is type(statistic)

@@ -27,7 +27,18 @@ from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, d
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.core.sampling import WithoutReplacement as Without
-from silodp.core.statistics import ClassCounts, Grad, GradDiff, Histogram, LocalSteps, MissingRates, Moments, Score, SteeredSteps
+from silodp.core.statistics import (
+    ClassCounts,
+    Grad,
+    GradDiff,
+    GroupScore,
+    Histogram,
+    LocalSteps,
+    MissingRates,
+    Moments,
+    Score,
+    SteeredSteps,
+)
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import CODES
 
@@ -59,7 +70,7 @@ class Server(random.Random):
 
     def statistic(self):
         w = self.point()
-        match self.randrange(12):
+        match self.randrange(13):
             case 0 | 1 | 2:
                 return Grad(w)
             case 3 | 4:
@@ -76,6 +87,8 @@ class Server(random.Random):
                 return ClassCounts(self.choice([2, *COUNTS]))
             case 10:
                 return MissingRates(self.choice([FEATURES, *COUNTS]))
+            case 11:
+                return GroupScore(w, *(self.choice([0, 1, FEATURES, *COUNTS]) for _ in range(3)))
         return Moments(self.vector(), self.vector() + self.choice([0, 1, 10]))
 
     def sampling(self):

@@ -7,6 +7,7 @@ from silodp.core.statistics.clipped_diff import ClippedDiff
 from silodp.core.statistics.grad import Grad
 from silodp.core.statistics.grad_diff import GradDiff
 from silodp.core.statistics.gram import Gram
+from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.histogram import MAX_EDGES, Histogram
 from silodp.core.statistics.local_steps import LocalSteps
 from silodp.core.statistics.missing_rates import MissingRates
@@ -19,6 +20,6 @@ from silodp.core.statistics.steered_steps import SteeredSteps
 STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path__)
 
 __all__ = [
-    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "STATISTICS", "Cells", "ClassCounts", "ClippedDiff", "Grad", "GradDiff", "Gram", "Histogram", "LocalSteps", "Means",
-    "MissingRates", "Moments", "Rowed", "Rows", "Score", "ScoreTotal", "Statistic", "SteeredSteps",
+    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "MAX_GROUPS", "STATISTICS", "Cells", "ClassCounts", "ClippedDiff", "Grad", "GradDiff", "Gram", "GroupScore",
+    "Histogram", "LocalSteps", "Means", "MissingRates", "Moments", "Rowed", "Rows", "Score", "ScoreTotal", "Statistic", "SteeredSteps",
 ]  # fmt: skip

@@ -85,12 +85,17 @@ def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: 
         error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
         numbers = [error.square(), error]
     else:
-        alone, said = output.shape[1] == 1, predicted(kind, output)
-        right = ((said > 0) == (y > 0) if alone else said == y) & torch.isfinite(output).all(1)
+        right = right_of(kind, output, y)
         numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
         if bins and not isinstance(kind, Ordinal):
             return torch.cat([torch.stack(numbers, 1), _cells(kind, output, y, right, bins)], 1)
     return torch.cat([torch.stack(numbers, 1), output.new_zeros(len(y), 1 + 2 * bins if bins else 0)], 1)
+
+
+def right_of(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
+    """(m,) bool: whether the class that outputs (m, k) stand for is the record's; nothing that is not finite is right."""
+    alone, said = output.shape[1] == 1, predicted(kind, output)
+    return ((said > 0) == (y > 0) if alone else said == y) & torch.isfinite(output).all(1)
 
 
 def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> Tensor:

@@ -65,6 +65,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
         torch.zeros(d), torch.full((d,), 5.0)
     ),  # of zeros each u is -1: as long as a record can be
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.GroupScore: lambda d: statistics.GroupScore(_point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0),
     statistics.ScoreTotal: lambda d: statistics.ScoreTotal(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),

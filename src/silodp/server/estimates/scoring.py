@@ -241,14 +241,19 @@ def _hanley(a: float, positives: float, negatives: float) -> float:
     return math.sqrt(max(variance, 0.0) / (positives * negatives))
 
 
+def told(figure: Figure) -> dict[str, float | bool | None]:
+    """A figure for files and --json; what noise leaves unknown is None."""
+    return {name: value if math.isfinite(value) else None for name, value in vars(figure).items()}
+
+
 def as_rows(scores: Sequence[Scores], classes: int) -> list[dict]:
-    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say anything; what noise leaves unknown is None."""
+    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say anything."""
     return [
         {
             "name": s.name,
             "held_out": s.held_out,
             "classes": classes,
-            "figures": {k: {m: v if math.isfinite(v) else None for m, v in vars(f).items()} for k, f in s.figures.items()},
+            "figures": {name: told(figure) for name, figure in s.figures.items()},
             "reliability": [vars(row) for row in s.reliability],
         }
         for s in scores

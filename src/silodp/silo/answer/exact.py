@@ -17,7 +17,7 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
     the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data, and cost
     the time of a full pass.
     Each of the local steps is such a release, at a point that earlier releases determine.
- 5. With held-out records, a Score (or a total of it) takes the vectors of these for what they are and of the others as zero, and every other
+ 5. With held-out records, a Score (or a total of it, or one by groups) takes the vectors of these for what they are and of the others as zero, and every other
     statistic the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
     divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
  6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in what they hold, in where in the file

@@ -153,7 +153,7 @@ def provision(
     kept = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), n, rule)
-    limits["statistics"] += ("Score", "ScoreTotal") if aside else ()
+    limits["statistics"] += ("Score", "GroupScore", "ScoreTotal") if aside else ()
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()

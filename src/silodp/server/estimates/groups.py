@@ -1,0 +1,120 @@
+"""How good a model is for each group of the held-out records: one more private release of each silo, and public arithmetic.
+
+A group is a category, or a yes or no, of one column of the public schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.figures import ACCURACY, too_noisy
+from silodp.core.mechanisms import Gaussian
+from silodp.core.problem.schema import Column, Schema
+from silodp.core.quality import Z
+from silodp.core.statistics import MAX_GROUPS, GroupScore
+from silodp.server.estimates.calibration import Figure
+from silodp.server.estimates.scoring import ask_each, pooled, told
+from silodp.server.federation import Port, StopRun
+
+KIND, QUESTIONS = "groups", 2
+"""What its release is called in a ledger, and how many an evaluation by groups is: its own, and that of all records."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one column, and where the features are that say which a record is in."""
+
+    by: str
+    names: tuple[str, ...]
+    first: int
+    features: int
+    indicator: int
+    note: str
+    """What becomes of a missing value, where that is not plain."""
+
+
+def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = "") -> Groups:
+    """The groups of the column `by`; BadInput, before anything is asked, says why there are none, and which columns have some."""
+    if trust in ("masks", "shuffle"):
+        raise BadInput(
+            f"--by is {by!r}, but under {trust} silos answer in totals alone; groups need answers as --trust isrl has them, so leave it out"
+        )
+    if schema is None:
+        raise BadInput(f"--by is {by!r}, but there is no schema, which alone says what the groups of a column are; train with --schema")
+    if feature_map:
+        raise BadInput(f"--by is {by!r}, but the model sees what {feature_map} makes of a record, in which no column is left; leave it out")
+    if schema.label.task not in ("binary", "multiclass", "ordinal"):
+        raise BadInput(
+            f"--by is {by!r}, but groups are compared by their shares of right answers, and a {schema.label.task} has none; leave it out"
+        )
+    usable, first = dict[str, tuple[Column, int]](), 0
+    for column in schema.columns:
+        if column.type == "boolean" or 2 <= len(column.categories) <= MAX_GROUPS:
+            usable[column.name] = column, first
+        first += len(column.features)
+    if by not in usable:
+        raise BadInput(f"--by is {by!r}; it must be a category or boolean column of the schema: {', '.join(usable) or 'it has none'}")
+    column, first = usable[by]
+    if column.type == "category":
+        note = f"Records in which {by} is missing are in no group." if column.missing else ""
+        return Groups(by, column.categories, first, len(column.categories), 0, note)
+    if column.indicator:
+        note = f"Records in which {by} is missing are in no group."
+    else:
+        note = (
+            "" if column.missing is None else f"Where {by} is missing it counts as {'yes' if column.missing else 'no'}, as the schema says."
+        )
+    return Groups(by, ("no", "yes"), first, 1, int(column.indicator), note)
+
+
+def score_groups(fed: Port, w: Tensor, mechanism: Gaussian, groups: Groups, held_out: Sequence[int]) -> dict[str, Any]:
+    """For files and --json: of each group how many records it has, their share of right answers, and that of all other groups together.
+
+    It is the first question of an evaluation: where no policy allows it, nothing has been paid for yet.
+    """
+    statistic = GroupScore(w, groups.first, groups.features, groups.indicator)
+    try:
+        released = ask_each(fed, statistic, mechanism)
+    except (BadInput, StopRun) as stop:
+        raise BadInput(
+            f"there are no figures of groups: {stop}; the gates' logs say why, and their policies must allow GroupScore"
+        ) from None
+    value, noise = pooled(released, statistic, mechanism, held_out)
+    n, (wrong, right) = sum(held_out[i] for i in released), value.reshape(2, -1)
+    rows, others = [], noise * math.sqrt(len(groups.names) - 1)
+    for g, name in enumerate(groups.names):
+        rest = share(float(np.delete(right, g).sum()), float(np.delete(wrong, g).sum()), others, n)
+        rows.append({
+            "name": name,
+            "records": n * float(right[g] + wrong[g]),
+            "records_noise": n * noise * math.sqrt(2),
+            "figures": {ACCURACY: told(share(float(right[g]), float(wrong[g]), noise, n))},
+            "rest": {"figures": {ACCURACY: told(rest)}},
+        })  # fmt: skip
+    return {"by": groups.by, "held_out": n, "rows": rows, "note": groups.note}
+
+
+def share(right: float, wrong: float, noise: float, n: int) -> Figure:
+    """right / (right + wrong), of two noisy shares of n records.
+
+    The interval inverts a test, as that of an AUC does: at the true theta, (1 - theta) right - theta wrong has mean 0 and standard deviation
+    noise sqrt((1 - theta)^2 + theta^2). Too noisy where the group is not clear of its noise.
+    """
+    count = right + wrong
+    if not count > 4 * math.sqrt(2) * noise:
+        return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
+    theta = np.linspace(0, 1, 2001)  # the interval is wider by a step at each end, so that the grid leaves nothing out
+    inside = theta[np.abs(right - theta * count) <= Z * noise * np.hypot(1 - theta, theta)]
+    value = min(max(right / count, 0.0), 1.0)
+    low = max(float(min(inside.min(initial=1), value) - theta[1]), 0.0)
+    high = min(float(max(inside.max(initial=0), value) + theta[1]), 1.0)
+    error = noise * math.hypot(1 - value, value) / count
+    inner = (n * count * value + 0.5) / (n * count + 1)  # none or all of a group is no proof of 0 or 1
+    return Figure(value, error, math.sqrt(inner * (1 - inner) / (n * count)), low, high, too_noisy(low, high, error, 1.0))

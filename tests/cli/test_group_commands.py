@@ -1,0 +1,213 @@
+"""`silodp evaluate --by COLUMN` and `silodp federation evaluate --by COLUMN`: how good a model is for each group, and what that costs."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
+
+from silodp.cli import score as module
+from silodp.cli.app import app
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_mu
+from silodp.pages import runs
+from silodp.pages.card import card
+from silodp.pages.report import report
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.daemon import open_door
+from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.provision import provision
+
+SCHEMA = """
+[columns.x]
+type = "number"
+range = [-2, 2]
+
+[columns.sex]
+type = "category"
+categories = ["female", "male", "other"]
+missing = "own"
+
+[columns.smoker]
+type = "boolean"
+missing = false
+indicator = true
+
+[label]
+column = "ill"
+task = "binary"
+classes = ["no", "yes"]
+"""
+N, HELD = 1200, 600
+ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two silos in which x says who is ill, but among men in four of five cases alone; half of them smoke, and of a tenth it is not known."""
+    folder = tmp_path_factory.mktemp("groups")
+    (folder / "schema.toml").write_text(SCHEMA)
+    for seed, name in enumerate("ab"):
+        random = np.random.default_rng(seed)
+        x, sex = random.uniform(-2, 2, N), random.choice(["female", "male", ""], N, p=[0.5, 0.4, 0.1])
+        ill = (x > 0) ^ ((sex == "male") & (random.random(N) < 0.2))
+        smoker = np.where(random.random(N) < 0.1, "", np.where(random.random(N) < 0.5, "yes", "no"))
+        lines = [f"{a:.3f},{b},{c},{'yes' if d else 'no'}" for a, b, c, d in zip(x, sex, smoker, ill, strict=True)]
+        (folder / f"{name}.csv").write_text("x,sex,smoker,ill\n" + "\n".join(lines) + "\n")
+        (folder / f"{name}.csv").chmod(0o600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILODP_STATE", str(folder / "state"))
+        order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 8, "--step", 2, "--epsilon", 20, "--seed", 1)
+        silodp("train", *files(folder), *order, "--held-out", 0.5, "--out", folder / "run")
+        yield folder
+
+
+def files(folder):
+    return "--schema", folder / "schema.toml", "--silo", folder / "a.csv", "--silo", folder / "b.csv"
+
+
+def silodp(*words):
+    result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+def said(*words):
+    return CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False).stdout
+
+
+def test_groups_and_all_records_together_cost_the_price_of_one_evaluation(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    alone, both = (silodp("evaluate", run, "--epsilon", 4, "--seed", 1, *by) for by in ((), ("--by", "sex")))
+    for answer in (alone, both):
+        assert [s["spent_epsilon"] for s in answer["silos"]] == pytest.approx([4.0, 4.0])
+    noise = [answer["scores"][0]["figures"]["accuracy"]["noise"] for answer in (alone, both)]
+    assert noise[1] == pytest.approx(np.sqrt(2) * noise[0])
+    spent = json.loads((run / "spent.json").read_text())["silos"][0]
+    mu = [gdp_mu(Budget(e, spent["delta"])) for e in (spent["spent_epsilon"], 4.0, spent["in_all"]["epsilon"])]
+    assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
+    kept = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert "groups" not in kept[0]
+    assert kept[1]["groups"] == both["groups"]
+
+
+def test_men_are_seen_to_be_worse_off_and_report_and_card_say_so(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    groups = silodp("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "sex")["groups"]
+    female, male, other = groups["rows"]
+    assert (groups["by"], groups["held_out"]) == ("sex", 2 * HELD)
+    assert female["records"] == pytest.approx(0.5 * 2 * HELD, abs=60)
+    assert male["records"] == pytest.approx(0.4 * 2 * HELD, abs=60)
+    assert female["figures"]["accuracy"]["value"] > male["figures"]["accuracy"]["value"] + 0.1
+    assert other["figures"]["accuracy"]["too_noisy"], "nobody is in it, and a tenth is in none"
+    smokers = said("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "smoker")
+    assert "No difference by smoker can be seen at this price" in smokers
+    assert "Records in which smoker is missing are in no group." in smokers
+    assert "The price below is for both questions" in smokers
+    silodp("evaluate", run, "--epsilon", 2, "--seed", 1)  # what was found of groups before still stands
+    for page in (report(runs.read(run)), card(runs.read(run))):
+        assert "The model is clearly less accurate where sex is male, 0." in page
+        assert "No difference by smoker can be seen at this price" in page
+
+
+def test_at_a_small_price_groups_are_too_noisy(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    words = said("evaluate", run, "--epsilon", 0.02, "--seed", 1, "--by", "sex")
+    assert "Whether the model is worse for some by sex cannot be said" in words
+    assert "too noisy" in words
+
+
+@pytest.mark.parametrize(
+    ("by", "sentence"), [("x", "column of the schema: sex, smoker$"), ("", "sex, smoker"), ("ill", "sex, smoker"), ("Sex", "sex, smoker")]
+)
+def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(trained, by, sentence):
+    before = (trained / "run/spent.json").read_bytes()
+    with pytest.raises(BadInput, match=sentence):
+        silodp("evaluate", trained / "run", "--by", by)
+    assert (trained / "run/spent.json").read_bytes() == before
+    assert not (trained / "run/evaluations.jsonl").exists()
+
+
+def test_a_run_in_totals_or_without_a_schema_has_no_groups(trained, tmp_path):
+    order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 1, "--held-out", 0.5)
+    silodp("train", *files(trained), *order, "--trust", "masks", "--out", tmp_path / "masked")
+    (tmp_path / "plain.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60)))
+    silodp("train", "--silo", tmp_path / "plain.csv", *order, "--out", tmp_path / "plain")
+    for name, sentence in (("masked", "totals alone; groups need answers as --trust isrl has them"), ("plain", "no schema")):
+        with pytest.raises(BadInput, match=sentence):
+            silodp("evaluate", tmp_path / name, "--by", "sex")
+        assert not (tmp_path / name / "evaluations.jsonl").exists()
+
+
+# --- over a gate --------------------------------------------------------------------------------------------------------------------------
+
+
+class OwnDoor:
+    """A carrier to one silo's door in this process."""
+
+    def __init__(self, door):
+        self.door = door
+
+    def exchange(self, frames, timeout):
+        return {name: self.door.handle(frame) for name, frame in frames.items()}
+
+    def names(self):
+        return ["clinic"]
+
+
+@pytest.fixture
+def gate(trained, tmp_path, monkeypatch):
+    """A federation of one deployed silo, and the door of its gate."""
+    asker = ASKER.public_key().public_bytes_raw().hex()
+    about = {"label": "ill", "name": "clinic", "epsilon": 20.0, "model": "logistic", "askers": [asker], "held_out": 0.5}
+    made = provision(tmp_path / "clinic", data=trained / "a.csv", schema=trained / "schema.toml", registry=tmp_path / "registry", **about)
+    policy, place = Policy.load(made.policy), Place.load(made.policy)
+    ledger = DurableLedger.open(Path(place.ledger))
+
+    def door(**rules):
+        return OwnDoor(open_door(replace(policy, **rules), place, None, ledger, registry=tmp_path / "registry")[0])
+
+    (tmp_path / "asker.key").write_text(ASKER.private_bytes_raw().hex())
+    state = {"version": 1, "engine": "direct", "silos": {"clinic": made.policy}, "registry": ""}
+    (tmp_path / "federation.json").write_text(json.dumps(state))
+    shutil.copytree(trained / "run", tmp_path / "runs/1")
+    carrier = [door()]
+    monkeypatch.setattr(module, "carrier_of", lambda *_: carrier[0])
+    return tmp_path, ledger, policy, carrier, door
+
+
+def charges(ledger):
+    return [entry.amount for entry in ledger.entries() if entry.act == "charge"]
+
+
+def test_a_gate_is_asked_twice_within_one_price_and_once_for_all(gate):
+    folder, ledger, policy, *_ = gate
+    assert {"Score", "GroupScore"} < set(policy.statistics)
+    asked = ("federation", "evaluate", "--folder", folder, "--epsilon", 8, "--by", "sex")
+    first, again = (silodp(*asked) for _ in range(2))
+    assert first == again
+    female, male, _ = first["groups"]["rows"]
+    assert first["groups"]["held_out"] == HELD
+    assert female["figures"]["accuracy"]["value"] > male["figures"]["accuracy"]["value"]
+    delta = first["silos"][0]["delta"]
+    assert charges(ledger) == pytest.approx([gdp_mu(Budget(8.0, delta)) ** 2 / 2] * 2)
+    assert ledger.spent() == pytest.approx(8.0, rel=1e-3)
+    assert len((folder / "runs/1/evaluations.jsonl").read_text().splitlines()) == 1
+    words = said(*asked)
+    assert "Held-out records by sex" in words
+    assert "at most epsilon 8 at delta" in words
+
+
+def test_a_gate_that_does_not_allow_it_is_paid_for_nothing(gate):
+    folder, ledger, policy, carrier, door = gate
+    carrier[0] = door(statistics=tuple(name for name in policy.statistics if name != "GroupScore"))
+    with pytest.raises(BadInput, match="their policies must allow GroupScore"):
+        silodp("federation", "evaluate", "--folder", folder, "--by", "sex")
+    for by, more, sentence in (("x", (), "sex, smoker"), ("sex", ("--cap", "nan"), "cap")):
+        with pytest.raises(BadInput, match=sentence):
+            silodp("federation", "evaluate", "--folder", folder, "--by", by, *more)
+    assert not charges(ledger)
+    assert silodp("federation", "evaluate", "--folder", folder)["scores"], "without groups it is asked as before"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,13 +23,13 @@ from benchmarks.models import cnn, images
 from silodp.core.mechanisms import Masked, Shuffled
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import Envelope
-from silodp.core.protocol.masks import ROW, offered, write_table
+from silodp.core.protocol.masks import ROW, Row, offered, write_table
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.host.keys import public
 from silodp.silo.service.masking import Masker, Masking
 
-DEFINITION, RUN, MOST = "0" * 64, "benchmark", 1.1
+DEFINITION, MOST = "0" * 64, 1.1
 
 
 def main() -> None:
@@ -41,35 +42,37 @@ def main() -> None:
     others = [Ed25519PrivateKey.generate() for _ in range(told.silos - 1)]
     members = tuple(f"silo-{i} {public(key)}" for i, key in enumerate(others))
     masker = Masker(Masking(members, 0, 2), Ed25519PrivateKey.generate(), DEFINITION)
-    rows = [offered(key, X25519PrivateKey.generate(), definition=DEFINITION, run=RUN, epoch=bytes(16)) for key in others]
     coins = {"levels": 800, "noise_bits": 1000, "contributions": told.silos * told.records}
-    table = write_table(
-        type(row)(row.identity, row.epoch, row.key, row.signature, told.records * coins["noise_bits"])
-        for row in (*rows, masker.offer("server", RUN))
-    )
     shuffler, pseudonym = public(X25519PrivateKey.generate()), Ed25519PrivateKey.generate()
 
-    def asked(mechanism: Shuffled, cohort: bytes = b"") -> Envelope:
-        return Envelope("silo", RUN, "query", DEFINITION, Query(Grad(silo.w), mechanism), "0", 0, cohort)
-
-    plain, hidden = asked(Shuffled("minibatch", CLIP, **coins)), asked(Masked("minibatch", CLIP, **coins, modulus=32), table)
+    def asked(mechanism: Shuffled, run: str = "benchmark", cohort: bytes = b"") -> Envelope:
+        return Envelope("silo", run, "query", DEFINITION, Query(Grad(silo.w), mechanism), "0", 0, cohort)
 
     def counts(envelope: Envelope) -> np.ndarray:
         return silo.exact.answer(envelope.query, [0])[0, 0].numpy()
 
-    def sealed() -> bytes:
+    def rows_of_others(run: str) -> list[Row]:
+        return [offered(key, X25519PrivateKey.generate(), definition=DEFINITION, run=run, epoch=bytes(16)) for key in others]
+
+    def sealed(run: str, rows: list[Row]) -> bytes:
+        plain = asked(Shuffled("minibatch", CLIP, **coins), run)
         made = Contribution(plain.shuffle_round, 1, told.records, coins["levels"] + coins["noise_bits"], counts(plain))
         return encrypt_box(made, shuffler, pseudonym)
 
-    def masked() -> bytes:
+    def masked(run: str, rows: list[Row]) -> bytes:
+        """With the key that the gate makes and signs for this answer alone, and the check of everybody's."""
+        own = masker.offer("server", run)
+        table = write_table(replace(row, trials=told.records * coins["noise_bits"]) for row in (*rows, own))
+        hidden = asked(Masked("minibatch", CLIP, **coins, modulus=32), run, table)
         masker.check(hidden, told.records)
         return masker.masked("server", hidden, counts(hidden))
 
     times: dict[str, list[float]] = {"box for a shuffler": [], "masked": []}
     for turn in range(told.repeat + 1):
+        rows = rows_of_others(run := f"benchmark-{turn}")
         for (name, spent), make in zip(times.items(), (sealed, masked), strict=True):
             begin = time.process_time()
-            answer = make()
+            answer = make(run, rows)
             if turn:  # the first warms up
                 spent.append(time.process_time() - begin)
             elif name == "masked":

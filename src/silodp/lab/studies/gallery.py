@@ -84,10 +84,10 @@ their figures.
 |---|---|---|
 | steps | "evenly spaced points between e^-9 and 1"; the file spaces the exponents evenly | the points themselves are evenly spaced: of the five on MNIST four are 0.25 or more |
 | SPIDER's differences | both gradients are clipped to L, then subtracted, so that the estimate telescopes | with the paper's noise the difference itself is clipped at 2 L (the same sensitivity, 4 L/n), with exact accounting at slope x move if that is less |
-| batches of MB-SGD and SPIDER | K = n sqrt(24)/(2 sqrt(R)), 0.35 to 0.49 of the records, with replacement | all records |
+| batches of MB-SGD and SPIDER | the file: K = n sqrt(24)/(2 sqrt(R)), 0.24 to 0.49 of the records, and sqrt(q) times that at phase q, with replacement; the text has epsilon in the place of 24 | all records |
 | Local SGD | K steps a round, each on one record; the file replaces SGD by Adam; a grid of steps of its own | 2 (breast cancer: 2 or 4) steps a round on all records, and the same grid |
-| SPIDER at phase 1 | is MB-SGD | with the paper's noise its anchors get SPIDER's constant, which is larger than MB-SGD's: the same algorithm with more noise |
-| noise | the file: 32 L^2 for differences and 8 L^2 for gradients, x K R ln(2/delta)/(n epsilon)^2 | the constants in the paper's text |
+| SPIDER at phase 1 | the algorithm of MB-SGD; the text's constant has 16 L^2 R ln(1/delta) where MB-SGD's is 8 L^2 R ln(2/delta), the file's 16 L^2 ln(1/delta) | with the paper's noise the text's: the same algorithm with more noise; with exact accounting MB-SGD |
+| noise | the text, over (n epsilon)^2: 16 L^2 max(R/q, 1) ln(1/delta) for anchors, 64 L^2 R ln(1/delta) for differences, in the alternate form 8 and 32 L^2 R ln(2/delta); the file leaves max(R/q, 1) out, and clips each tensor by itself | the constants in the paper's text |
 | output | the iterate with the least training loss, which is not private | the last iterate |
 | MNIST | 774 images of each digit in all, so that silos share some | 3,870 of each, none shared |
 | CIFAR-10 | 12 or 8 steps from e^-5 | 2 steps, 1 clip, phases 1 and 2, no alternate form, 3 epsilons, 3 splits: too few for a verdict |

@@ -17,6 +17,7 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.pages import runs
 from silodp.pages.card import card
 from silodp.pages.report import report
+from silodp.pages.statements import nist
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.policy import Place, Policy
@@ -108,7 +109,7 @@ def test_men_are_seen_to_be_worse_off_and_report_and_card_say_so(trained, tmp_pa
     assert "Records in which smoker is missing are in no group." in smokers
     assert "The price below is for both questions" in smokers
     silodp("evaluate", run, "--epsilon", 2, "--seed", 1)  # what was found of groups before still stands
-    for page in (report(runs.read(run)), card(runs.read(run))):
+    for page in (report(runs.read(run)), card(runs.read(run)), nist(runs.read(run), False)):
         assert "The model is clearly less accurate where sex is male, 0." in page
         assert "No difference by smoker can be seen at this price" in page
 
@@ -140,6 +141,37 @@ def test_a_run_in_totals_or_without_a_schema_has_no_groups(trained, tmp_path):
         with pytest.raises(BadInput, match=sentence):
             silodp("evaluate", tmp_path / name, "--by", "sex")
         assert not (tmp_path / name / "evaluations.jsonl").exists()
+
+
+def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch):
+    """Of three rows each, two say smoker for every other person: a third of all, by weight, is in that group."""
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+    columns = '[columns.x]\ntype = "number"\nrange = [-2, 2]\n[columns.smoker]\ntype = "boolean"\n'
+    (tmp_path / "schema.toml").write_text(f'person = "id"\nrows_per_person = 3\n{columns}{SCHEMA[SCHEMA.index("[label]") :]}')
+    rows = [
+        f"p{k},{(k % 7 - 3) / 2},{'yes' if (k + r) % 3 and k % 2 else 'no'},{'yes' if k % 7 > 3 else 'no'}"
+        for k in range(300)
+        for r in range(3)
+    ]
+    (tmp_path / "a.csv").write_text("id,x,smoker,ill\n" + "\n".join(rows) + "\n")
+    about = (
+        "--schema",
+        tmp_path / "schema.toml",
+        "--silo",
+        tmp_path / "a.csv",
+        "--model",
+        "logistic",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        2,
+    )
+    silodp("train", *about, "--held-out", 0.5, "--seed", 1, "--out", tmp_path / "run")
+    groups = silodp("evaluate", tmp_path / "run", "--epsilon", 200, "--seed", 1, "--by", "smoker")["groups"]
+    assert groups["held_out"] == 150
+    no, yes = (row["records"] for row in groups["rows"])
+    assert no + yes == pytest.approx(150, abs=1)
+    assert yes == pytest.approx(150 / 2 * 2 / 3, abs=15)
 
 
 # --- over a gate --------------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silodp.core import quality
 from silodp.core.figures import shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.problem.schema import Column, Schema
+from silodp.pages.judged import grouped
 from silodp.pages.runs import Run
 from silodp.pages.unprotected import sentences
 
@@ -136,7 +138,7 @@ def sheet(title: str, plain: str, rows: Sequence[tuple[str, str, str]]) -> str:
 def nist(run: Run, audited: bool) -> str:
     """NIST SP 800-226 (March 2025), a section per layer of its pyramid."""
     price = "; ".join(f"{s.name} epsilon {shown(s.together[0])}, delta {rounded_up(s.together[1])}" for s in run.silos)
-    deployed = run.kind != "train"
+    deployed, groups = run.kind != "train", grouped(run)
     return sheet(
         "NIST SP 800-226, layer by layer",
         "Guidelines for Evaluating Differential Privacy Guarantees (final, March 2025): what this run says to each layer.",
@@ -151,7 +153,7 @@ def nist(run: Run, audited: bool) -> str:
             ("Timing and other side channels", "padded by policy (answer_after), or as SECURITY.md says" if deployed else NOT_COVERED, "SECURITY.md, What to know" if deployed else NOT_COVERED),
             ("Attack on the implementation", "measured; see audit.json" if audited else NOT_COVERED, "audit.json" if audited else NOT_COVERED),
             ("Utility", "evaluated by private releases" if run.evaluations else NOT_COVERED, "evaluations.json" if run.evaluations else NOT_COVERED),
-            ("Bias against small groups", NOT_COVERED, NOT_COVERED),
+            ("Bias against small groups", " ".join(map(quality.differences, groups)) or NOT_COVERED, "evaluations.json" if groups else NOT_COVERED),
             ("Security of the raw data at the silo", "the gate's own user and files; the rest is the hospital's" if deployed else NOT_COVERED, "SECURITY.md, Files" if deployed else NOT_COVERED),
             ("Data collection, consent", NOT_COVERED, NOT_COVERED),
         ],

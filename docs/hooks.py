@@ -12,6 +12,10 @@ ROOTS = ("ARCHITECTURE.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 """On a narrow screen a wide one scrolls by itself: whoever has no mouse must come to it, by a link in it or by itself."""
+PICTURE = re.compile(r"<p>(<img [^>]*>)</p>")
+"""Alone in its paragraph: one in a sentence, or in a link, is as wide as there is room."""
+PANELS = ("/verdict.png",)
+"""Figures of so many panels that they do not even fit a desk's column."""
 
 
 def on_files(files, config):
@@ -36,7 +40,19 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(content, page, config, files):
     content = FORMULA.sub(lambda m: _math(html.unescape(m[3].strip()), apart=m[2] == "["), content)
+    content = PICTURE.sub(lambda m: _drawing(m[1], page.file.src_uri), content)
     return TABLE.sub(lambda m: m[0] if "<a " in m[0] else m[0].replace("<table", '<table tabindex="0"', 1), content)
+
+
+def _drawing(image, where):
+    """A picture whose words can be read on a narrow screen too: of a whole page that one for a phone is shown, and any other keeps a least width and
+    scrolls by itself."""
+    said, source = (re.search(rf'{name}="([^"]*)"', image)[1] for name in ("alt", "src"))
+    if source.endswith("-desktop.png"):
+        narrow = source.replace("-desktop.png", "-phone.png")
+        return f'<p><picture><source media="(max-width: 44em)" srcset="{narrow}">{image}</picture></p>'
+    size = "small" if where.startswith(("algorithms/", "notebooks/")) else "large" if source.endswith(PANELS) else "middle"
+    return f'<div class="drawing {size}" role="group" aria-label="{said}" tabindex="0">{image}</div>'
 
 
 def _math(formula, *, apart):

@@ -112,6 +112,8 @@ def browser():
 def root(tmp_path_factory, gated, study):
     """Runs of each kind, made by the real commands."""
     folder = tmp_path_factory.mktemp("seen") / "runs"
+    folder.mkdir()
+    shutil.copy(gated.folder / "federation.json", folder.parent)  # as beside the runs of `silodp federation run`
     shutil.copytree(study, folder / "compare-wbcd")
     run_command("train --data wbcd --algorithm spider --epsilon 3 --rounds 20 --seed 1 --json --out", folder / "train")
     list(gated.conduct(folder / "clinic", rounds=10, phase=5, epsilon=("1.5",)))

@@ -47,7 +47,7 @@ def test_nothing_is_claimed_of_ledgers_that_are_not_here(place, copied, tmp_path
     away = shutil.copytree(place, tmp_path / "far/away/runs/1")
     ((state, words),) = told(away)
     assert state == NOT_HERE
-    assert "silodp ledger verify" in words
+    assert "silodp ledger export" in words
     summary = json.loads((copied / "summary.json").read_text())
     summary["silos"].append(summary["silos"][0] | {"name": "other"})
     about = json.loads((copied / "run.json").read_text())

@@ -12,7 +12,7 @@ from silodp.pages.checked import DIFFERS, NOT_HERE, PARTLY, VERIFIED, Checked
 if TYPE_CHECKING:
     from silodp.pages.runs import Run, Silo
 
-HOW = "Each silo can: `silodp ledger verify LEDGER` there, and `silodp ledger export LEDGER` has each entry's hash, to compare with this page's last table."
+HOW = "`silodp ledger export LEDGER` at a silo has each entry's hash, to compare with this page's last table."
 
 
 def ledgers(run: Run) -> list[Checked]:
@@ -31,8 +31,8 @@ def ledgers(run: Run) -> list[Checked]:
     if wrong:
         return [Checked(DIFFERS, f"Ledger heads of {here - len(wrong)} of {len(told)} silos match. {'. '.join(wrong)}.")]
     if not here:
-        return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine. {HOW}")]
-    rest = "" if here == len(told) else f" The ledgers of the other {len(told) - here} are not on this machine. {HOW}"
+        return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine: {HOW}")]
+    rest = "" if here == len(told) else f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
     whole = "Each ledger on this machine is whole, and has the entry whose hash came with the silo's last answer."
     return [Checked(PARTLY if rest else VERIFIED, f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}")]
 

@@ -75,7 +75,10 @@ def sentence(words: str) -> Markup:
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Markup:
     """A list of names and values; those without a value are left out."""
-    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs if v not in (None, "")), class_="facts")
+    kept = [(k, v) for k, v in pairs if v not in (None, "")]
+    return tag(
+        "dl", *(tag("div", tag("dt", k), tag("dd", v), class_="long" if len(str(v)) > 60 else None) for k, v in kept), class_="facts"
+    )
 
 
 def counts(pairs: Iterable[tuple[str, object]]) -> Markup:

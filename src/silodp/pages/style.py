@@ -33,7 +33,7 @@ code,.hash{font-family:var(--mono);font-size:.86em;overflow-wrap:anywhere}
 .figures dt{color:var(--soft);font-size:.84rem;line-height:1.35}.figures dd{margin:0;font:600 1.55rem/1.2 var(--serif);overflow-wrap:anywhere}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(15rem,1fr));gap:0 2rem;margin:1rem 0}
 .facts div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);padding:.34rem 0}
-.facts dt{color:var(--soft)}.facts dd{margin:0;text-align:right;overflow-wrap:anywhere}
+.facts .long{grid-column:1/-1}.facts dt{color:var(--soft)}.facts dd{margin:0;text-align:right;overflow-wrap:anywhere}
 .scroll{overflow-x:auto;margin:1rem 0}
 table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem;font-size:1rem}

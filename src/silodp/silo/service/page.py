@@ -43,7 +43,7 @@ from silodp.silo.service.policy import CODES, Place, Policy
 SHOWN = 200
 """Frames and charges that are listed, the latest."""
 LONGEST_FORM = 4096
-UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 READ = "This page was started without a token: it can only be read."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",

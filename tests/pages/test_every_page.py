@@ -29,7 +29,7 @@ WIDTHS = {"desk": (1280, 900), "phone": (390, 844)}
 SEEN = """() => {
   const wide = document.documentElement.scrollWidth, far = [...document.querySelectorAll("body *")].filter(e => {
     const box = e.getBoundingClientRect();
-    return box.width && box.right > innerWidth + 1 && !e.closest(".unseen, .skip, [hidden], .scroll, .md-typeset__scrollwrap, pre, .md-sidebar, .md-nav, .md-search, .md-path, .highlight, .formula");
+    return box.width && box.right > innerWidth + 1 && !e.closest(".unseen, .skip, [hidden], .scroll, .md-typeset__scrollwrap, pre, .md-sidebar, .md-nav, .md-search, .md-path, .highlight, .formula, .drawing");
   }).slice(0, 3).map(e => `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`);
   const broken = [...document.images].filter(e => e.complete && !e.naturalWidth).map(e => e.src);
   return {wide, far, broken};
@@ -53,6 +53,29 @@ CONTROLS = """() => {
   return wrong;
 }"""
 """A field of text shows where one is by its caret, the theme's switch of colours by what stands beside it."""
+TABBED = """() => {
+  const one = e => e.type === "radio" ? document.querySelector(`[name=${e.name}]`) : e;  // Tab comes to one of a group
+  const shown = e => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length && !e.closest("[inert]");
+  window.expected = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")].filter(e =>
+    shown(e) && e.tabIndex >= 0 && !e.disabled && e.type !== "hidden" && one(e) === e);
+  window.reached = [];
+  addEventListener("focusin", event => {
+    const e = one(event.target), box = e.getBoundingClientRect();
+    reached.push(e);
+    e.unseen = !event.target.matches(":focus-visible") || box.bottom < 0 || box.top > innerHeight || box.right < 0 || box.left > innerWidth;
+  }, true);
+  document.activeElement.blur();
+  return expected.length;
+}"""
+REACHED = """() => {
+  const name = e => e.outerHTML.slice(0, 90), order = expected.map(e => reached.indexOf(e)), wrong = [];
+  expected.forEach((e, i) => {
+    if (order[i] < 0) wrong.push(`Tab does not reach ${name(e)}`);
+    else if (e.unseen) wrong.push(`nobody sees where the focus is at ${name(e)}`);
+    else if (i && order[i] < order[i - 1]) wrong.push(`Tab reaches ${name(e)} before what stands above it`);
+  });
+  return wrong;
+}"""
 
 
 # --- which pages there are --------------------------------------------------------------------------------------------------------
@@ -127,7 +150,7 @@ class Walk:
     def _note(self, words: object) -> None:
         self.wrong.append(f"{self.page.url.partition('://')[2].partition('/')[2]} {self._scheme}: {words}")
 
-    def look(self, address: str, *, axe: bool = True) -> None:
+    def look(self, address: str, *, axe: bool = True, keys: bool = True) -> None:
         self.page.goto(address)
         for device, (width, height) in WIDTHS.items():
             self.page.set_viewport_size({"width": width, "height": height})
@@ -138,6 +161,35 @@ class Walk:
                 self._note(f"{device}: {words}")
             if axe:
                 self._ask_axe(device)
+            if keys and device == "desk":
+                self._tab_through()
+                self._press()
+
+    def _tab_through(self) -> None:
+        """With Tab alone: everything that can be used comes, in the order of the page, in sight, and after the last it begins anew."""
+        count = self.page.evaluate(TABBED)
+        for k in range(2 * count + 20):
+            self.page.keyboard.press("Tab")
+            if k >= count and self.page.evaluate("() => reached.lastIndexOf(expected[0]) > reached.indexOf(expected[0])"):
+                break
+        else:
+            self._note("Tab does not come back to where it began")
+        for words in self.page.evaluate(REACHED):
+            self._note(words)
+
+    def _press(self) -> None:
+        """Enter opens what is folded, and the space bar closes it again; on the site's switch Enter turns a page dark, and light again."""
+        if switch := self.page.query_selector("[name=__palette]"):
+            switch.focus()
+            schemes = [self.page.keyboard.press("Enter") or self.page.evaluate("document.body.dataset.mdColorScheme") for _ in range(2)]
+            if sorted(schemes) != ["default", "slate"]:
+                self._note(f"Enter on the switch of colours leads to {schemes}")
+        for place in self.page.locator("main details > summary:visible").all():
+            place.focus()
+            for key, there in (("Enter", True), ("Space", False)):
+                self.page.keyboard.press(key)
+                if place.evaluate("e => e.parentElement.open") is not there:
+                    self._note(f"{key} does not {'open' if there else 'close'} {place.inner_text()}")
 
     def _ask_axe(self, device: str) -> None:
         if not self.page.evaluate("() => !!window.axe"):
@@ -155,8 +207,27 @@ class Walk:
 def test_pages_about_runs_and_the_gate_hold_at_both_widths(browser, screens, papers, scheme):
     walk = Walk(browser, scheme)
     for address in (*screens, *papers):
-        walk.look(address)
+        walk.look(address, keys=LONG or address not in papers[1:])  # reports are among the screens
     walk.end()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("<a href=#a>a</a><a href=#b onkeydown='event.preventDefault()'>b</a><a href=#c>c</a>", "does not come back"),
+        ("<a href=#a>a</a><a href=#b>b</a><a href=#c tabindex=2>c</a>", "before what stands above it"),
+        ("<a href=#a>a</a><a href=#b style='position:absolute;left:-99rem'>b</a>", "nobody sees where the focus is"),
+        ("<a href=#a>a</a><main><details><summary onclick='return false'>b</summary>c</details></main>", "Enter does not open b"),
+    ],
+    ids=["a trap", "another order", "out of sight", "what stays shut"],
+)
+def test_the_walk_by_keyboard_sees_what_is_wrong(browser, content, said):
+    walk = Walk(browser)
+    walk.page.set_content(content)
+    walk._tab_through()
+    walk._press()
+    assert said in " ".join(walk.wrong)
+    walk._context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -164,8 +235,26 @@ def test_pages_of_the_site_hold_at_both_widths(browser, pages_of_site, scheme):
     walk = Walk(browser, scheme)
     for address in pages_of_site:
         if LONG or address.endswith(TYPICAL):
-            walk.look(address)
+            walk.look(address, keys=scheme == "light")
     walk.end()
+
+
+def test_words_in_drawings_can_be_read_on_a_phone(browser, pages_of_site):
+    """A picture is as wide as its words need, in a box that scrolls by itself, or one that was made for a phone."""
+    page, wrong, seen = browser.new_page(viewport={"width": 390, "height": 844}), [], 0
+    for address in pages_of_site:
+        if LONG or address.endswith(("/privacy.html", "/seeing.html", "/algorithms/mb-sgd.html")):
+            page.goto(address)
+            shown = "all => all.map(e => [e.currentSrc, e.getBoundingClientRect().width, !!e.closest('.drawing')])"
+            for source, width, boxed in page.eval_on_selector_all("article :not(.gallery a) > img", shown):
+                seen += 1
+                if not ((boxed and width >= 480) or source.endswith("-phone.png")):
+                    wrong.append(f"{address}: {source} is {width:.0f} pixels wide")
+            if (whole := page.evaluate("document.documentElement.scrollWidth")) > 390:
+                wrong.append(f"{address}: the page is {whole} pixels wide")
+    page.close()
+    assert not wrong, "\n".join(wrong)
+    assert seen >= 9
 
 
 def test_what_is_printed_leaves_no_page_half_empty(browser, screens, papers):

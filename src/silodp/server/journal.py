@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +171,30 @@ class Journal:
         if size and end <= whole and self._file.read(_HASH) == head:
             self._head = head
             return _parsed(payload)
-        self._file.seek(min(end, whole))
-        if self._file.read().strip(b"\0"):  # a torn record is the last; one before others has been damaged
+        said = start + _LENGTH + self._said(start + _LENGTH) + _HASH  # the length itself may be what was damaged
+        if self._follows(end) or self._follows(said):  # a torn record is the last; one before others has been damaged
             self.close()
             raise BadInput(f"the journal {self.path} is damaged at byte {start}; restore it from a copy")
         self._file.seek(start)
         self._file.truncate()
         return None
+
+    def _follows(self, place: int) -> bool:
+        """Whether anything was ever written after this place."""
+        self._file.seek(min(place, os.fstat(self._file.fileno()).st_size))
+        return bool(self._file.read().strip(b"\0"))
+
+    def _said(self, place: int) -> int:
+        """How long a payload is by its own header; nothing beyond the file where that is torn."""
+        self._file.seek(place)
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            size = int.from_bytes(self._file.read(4), "big")
+            header = json.loads(self._file.read(min(size, whole)))
+            numbers = sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in header.get("value", ()))
+            return 4 + size + sum(length for _, length in header.get("replies", ())) + numbers
+        except (ValueError, TypeError, AttributeError):
+            return whole
 
 
 def _parsed(payload: bytes) -> dict[str, Any]:

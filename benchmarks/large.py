@@ -35,7 +35,7 @@ from silodp.server.remote import Remote
 
 def stand_in(path: str, number: int, count: int, dim: int) -> None:
     """Answers at the socket, and prints the seconds that each answer took."""
-    silos = Silos(count, dim)
+    silos, value = Silos(count, dim), torch.randn(1, dim, dtype=torch.float64)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
@@ -47,7 +47,7 @@ def stand_in(path: str, number: int, count: int, dim: int) -> None:
                 if not frame:
                     continue
                 start = time.perf_counter()
-                (reply,) = silos.exchange({f"silo-{number}": frame}, 0.0).values()
+                reply = silos.reply(f"silo-{number}", frame, value)
                 print(time.perf_counter() - start, flush=True)
                 line.sendall(len(reply).to_bytes(4, "big") + reply)
 

@@ -1,14 +1,19 @@
-"""What one round costs a server besides the silos' own work: CPU seconds and bytes of journal, with the real codec and real signatures.
+"""What one round costs a server besides the silos' own work: CPU seconds, peak memory and bytes of journal, with the real codec, signatures and sockets.
 
-    python -m benchmarks.plumbing [SILOS:PARAMETERS ...]        1000:10000 and 3:10000000 where nothing is given
+    python -m benchmarks.plumbing [SILOS:PARAMETERS[:ROUNDS] ...]        1000:10000:3, 3:10000000:3 and 50:10000000:1 where nothing is given
 
-The silos are in this process: they check the question and sign a packed answer of random numbers, and none of that is counted. Counted is all
-else that a round takes: questions encoded and signed, replies verified and unpacked, the journal on the disk, the mean.
+The silos are one other process, at a socket each: they check the question and sign a packed answer of random numbers, and none of that is counted. All
+answers are there before the first may be taken, which is the worst that can happen to a server's memory; they share their numbers, so that the silos hold them once.
+Counted is all else that a round takes: questions encoded and signed, replies verified and unpacked, the journal on the disk, the mean.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import resource
+import selectors
+import socket
 import sys
 import tempfile
 import time
@@ -19,26 +24,30 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from silodp.core.events import Event
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, decode_query, encode_reply
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
+from silodp.server.asking import Timeouts
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
 from silodp.server.remote import Remote
+from silodp.wire.hub import Direct
 
-RECORDS, ROUNDS = 1000, 3
+RECORDS = 1000
 PACKING = Packing.of(2.0**-20, float(RECORDS), 2.0**21 * (RECORDS + 12), 2.0**21)
+WAITS = Timeouts(600.0, 600.0, 600.0)
 
 
 class Silos:
-    """A carrier to silos that answer anything with their own random numbers; `spent` is what they have used of the processor."""
+    """Silos that answer anything with their own random numbers."""
 
     def __init__(self, count: int, dim: int) -> None:
         self._keys = {f"silo-{i}": Ed25519PrivateKey.from_private_bytes((i + 1).to_bytes(32)) for i in range(count)}
-        self._value, self._dim, self.spent = torch.randn(1, dim, dtype=torch.float64), dim, 0.0
+        self._dim = dim
 
     @property
     def cards(self) -> list[Card]:
@@ -48,47 +57,99 @@ class Silos:
 
         return [card(*item) for item in self._keys.items()]
 
-    def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        start = time.process_time()
-        replies = {name: self._reply(name, frame) for name, frame in frames.items()}
-        self.spent += time.process_time() - start
-        return replies
-
-    def _reply(self, name: str, frame: bytes) -> bytes:
+    def reply(self, name: str, frame: bytes, value: Tensor) -> bytes:
         envelope, _, digest = decode_query(frame, limit=2**30)
-        answer = Answer(name, envelope.query_id, digest, self._value, envelope.query.event(), 1, "0" * 64, PACKING)
+        event = envelope.query.event()
+        assert isinstance(event, Event)
+        answer = Answer(name, envelope.query_id, digest, value, event, 1, "0" * 64, PACKING)
         return encode_reply(answer, self._keys[name])
 
-    def names(self) -> list[str]:
-        return list(self._keys)
+    def serve(self, listeners: Mapping[str, socket.socket]) -> None:
+        """A round for each time that all have been asked: first all questions are read, then all answers are offered at once."""
+        value = torch.randn(1, self._dim, dtype=torch.float64)
+        names = {listener.fileno(): name for name, listener in listeners.items()}
+        while True:
+            answers: list[tuple[socket.socket, list[memoryview]]] = []
+            numbers = b""
+            with selectors.DefaultSelector() as waiting:
+                for listener in listeners.values():
+                    waiting.register(listener, selectors.EVENT_READ)
+                while len(answers) < len(names):
+                    for key, _ in waiting.select():
+                        line, _ = listeners[names[key.fd]].accept()
+                        with line.makefile("rb") as reader:
+                            raw = self.reply(names[key.fd], reader.read(int.from_bytes(reader.read(4), "big")), value)
+                        numbers = numbers or raw[-PACKING.width * self._dim :] if PACKING else b""
+                        assert raw.endswith(numbers)
+                        head = len(raw).to_bytes(4, "big") + raw[: len(raw) - len(numbers)]
+                        answers.append((line, [memoryview(head), memoryview(numbers)]))
+            with selectors.DefaultSelector() as offered:
+                for line, left in answers:
+                    line.setblocking(False)
+                    offered.register(line, selectors.EVENT_WRITE, left)
+                while offered.get_map():
+                    for key, _ in offered.select():
+                        line, left = key.fileobj, key.data
+                        assert isinstance(line, socket.socket)
+                        sent = line.sendmsg(left)
+                        while left and sent >= len(left[0]):
+                            sent -= len(left.pop(0))
+                        if left:
+                            left[0] = left[0][sent:]
+                        else:
+                            offered.unregister(line)
+                            line.close()
 
 
-def measure(count: int, dim: int) -> None:
+@contextlib.contextmanager
+def served(silos: Silos, names: list[str], folder: Path):
+    listeners = {name: socket.socket(socket.AF_UNIX) for name in names}
+    for name, listener in listeners.items():
+        listener.bind(str(folder / name))
+        listener.listen(4)
+    process = multiprocessing.get_context("fork").Process(target=silos.serve, args=(listeners,), daemon=True)
+    process.start()
+    for listener in listeners.values():
+        listener.close()
+    try:
+        yield {name: folder / name for name in names}
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(count: int, dim: int, rounds: int = 3) -> None:
     silos = Silos(count, dim)
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder) / "journal", "run", "plumbing")
+    cards = silos.cards
+    with tempfile.TemporaryDirectory(prefix="sdp") as name, served(silos, [card.name for card in cards], Path(name)) as sockets:
+        journal = Journal(Path(name) / "journal", "run", "plumbing")
         journal.read()
-        remote = Remote(silos.cards, silos, run="run", key=Ed25519PrivateKey.generate(), journal=journal)
+        remote = Remote(cards, Direct(sockets), run="run", key=Ed25519PrivateKey.generate(), journal=journal, timeouts=WAITS, quorum=count)
         fed, w = Federation(remote, Everyone(count)), torch.randn(1, dim)
-        before = journal.path.stat().st_size
-        start, begin, silos.spent = time.process_time(), time.perf_counter(), 0.0
-        for _ in range(ROUNDS):
+        before, beside = journal.path.stat().st_size, 0
+        start, begin = time.process_time(), time.perf_counter()
+        for number in range(1, rounds + 1):
             mean: Tensor = fed.mean(Query(Grad(w), Gaussian("minibatch", 1.0, 1.0)))
             w = w - 0.1 * mean.to(w)
-        used, wall = time.process_time() - start - silos.spent, time.perf_counter() - begin
-        kept = (journal.path.stat().st_size - before) / ROUNDS
+            beside = (Path(name) / "replies").stat().st_size
+            journal.iterate(number, "0" * 64)
+        used, wall = time.process_time() - start, time.perf_counter() - begin
+        kept = (journal.path.stat().st_size - before) / rounds
         journal.close()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{count:,} silos, {dim:,} parameters: {used / ROUNDS:.2f} s of server CPU a round ({wall / ROUNDS:.2f} s with the silos'), "
-        f"{kept / 1e6:.1f} MB of journal, memory at most {most:.2f} GiB (the silos' too)",
+        f"{count:,} silos, {dim:,} parameters: {used / rounds:.2f} s of server CPU a round ({wall / rounds:.2f} s with the silos'), "
+        f"memory of the server at most {most:.2f} GiB, {kept / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
         flush=True,
     )
 
 
 def main() -> None:
-    for word in sys.argv[1:] or ("1000:10000", "3:10000000"):
-        measure(*map(int, word.split(":")))
+    context = multiprocessing.get_context("spawn")  # the highest memory is of a process's whole life
+    for word in sys.argv[1:] or ("1000:10000:3", "3:10000000:3", "50:10000000:1"):
+        process = context.Process(target=measure, args=tuple(map(int, word.split(":"))))
+        process.start()
+        process.join()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from silodp.server.algorithms.scaffold import scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
 from silodp.server.remote import Card, Remote, Timeouts, maybe_charged
+from silodp.server.replies import Replies
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
@@ -333,6 +334,21 @@ def test_a_slow_silo_is_not_sent_the_same_bytes_again_before_it_can_have_answere
         channel.ask(gradient(problem), range(3))
     assert waits == [pytest.approx(230), pytest.approx(70)]
     assert [len(silo.frames) for silo in silos] == [2, 2, 2]
+
+
+def test_the_time_in_which_the_server_works_on_a_reply_is_nobodys_silence(three, clock, monkeypatch):
+    problem, records = three
+    channel, silos, _ = connect(problem, records, timeouts=BRIEF)
+    kept = Replies.keep
+
+    def slowly(self, key, frame):
+        clock.now += 100.0
+        return kept(self, key, frame)
+
+    monkeypatch.setattr(Replies, "keep", slowly)
+    tricks = iter([b"garbled"])
+    silos[1].trick = lambda silo, frame, reply: next(tricks, reply)
+    assert channel.ask(gradient(problem), range(3)).silos == (0, 1, 2), "whoever waits its turn is asked again"
 
 
 def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentence(three):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from silodp.host.frames import Frames
 from silodp.wire import hub
 from silodp.wire.hub import Hub, serve_hub
 from silodp.wire.socket import Unreached
@@ -112,6 +113,7 @@ HEADERS = [
 SIZES = [b"1e400", b"-1", b"99999999999", b"null", b"3"]
 GARBAGE = [b"", b"\0\0", b"\xff\xff\xff\xff", b"\0\0\0\5ab", *map(said, HEADERS)]
 GARBAGE += [said(b'{"ask": "exchange", "timeout": 1, "frames": [["a", ' + size + b"]]}") for size in SIZES]
+GARBAGE += [said(b'{"ask": "sharing", "timeout": 1, "frames": [["a", 0]], "end": ' + size + b"}") for size in SIZES]
 
 
 @pytest.mark.parametrize("sent", GARBAGE)
@@ -152,3 +154,22 @@ def test_a_reply_longer_than_what_is_carried_is_one_code(tmp_path, monkeypatch):
             line.exchange({"a": bytes(1001)}, PATIENCE)
         with pytest.raises(Unreached, match="closed"):
             line.exchange({"a": b""}, PATIENCE)
+
+
+def test_an_end_that_all_frames_share_crosses_the_socket_once_and_belongs_to_each(tmp_path, monkeypatch):
+    whole = {name: name.encode() * 9 + b"|" + bytes(range(256)) * 20 for name in ("a", "bb", "ccc")}
+    seen = []
+
+    def exchange(frames, timeout):
+        seen.append(dict(frames))
+        return {name: frame for name, frame in frames.items() if name == "a"}
+
+    with serving(tmp_path / "hub.sock", exchange) as line:
+        monkeypatch.setattr(hub, "LONG", 1000)
+        monkeypatch.setattr(hub, "MAX_BYTES", 6000)  # of one frame, and not of three
+        frames = Frames.sharing(whole.items(), lambda frame: frame.index(b"|") + 1)
+        assert line.exchange(frames, PATIENCE) == {"a": whole["a"]}
+        assert line.exchange(frames.only(["bb"]), PATIENCE) == {}
+        with pytest.raises(Unreached, match="size"):
+            line.exchange(whole, PATIENCE)
+    assert seen == [whole, {"bb": whole["bb"]}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,9 +24,10 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.box import box_length
 from silodp.core.protocol.card import Card
-from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query
+from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_reply, encode_query, numbers_at
 from silodp.core.query import Query
 from silodp.core.weights import Weights
+from silodp.host.frames import Frames
 from silodp.server.adding import Mean
 from silodp.server.approval import MOVED, OLDER
 from silodp.server.asking import Carrier, Sending, Timeouts, believed
@@ -167,21 +168,28 @@ class Remote:
 
     def _kept(self, query: Query, name: str, silo: int) -> np.ndarray:
         """(d,): an answer that came before, and lies on the disk."""
-        found = self._opened(self._replies.get(self._key_of(name)), query, silo, b"")
+        found = self._opened(self._replies.get(self._key_of(name)), query, silo)
         assert isinstance(found, Answer), "what was kept was opened before"
         return found.value[0].numpy()
 
     # --- one question -----------------------------------------------------------------------------------------------------------
 
-    def _opening(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], dict[str, bytes]]:
+    def _opening(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], Frames]:
         """Whom the question is for, by name, and the frames for those of them that have not retired."""
         points = [value for value in vars(query.statistic).values() if isinstance(value, Tensor) and value.is_floating_point()]
         if not all(bool(torch.isfinite(point).all()) for point in points):
             raise StopRun("the iterates have diverged; use a smaller step")
         asked = {self._cards[i].name: i for i in sorted(silos)}
-        frames = {name: encode_query(self._envelope(query, i), self._key) for name, i in asked.items() if name not in self.retired}
-        self._digests = {name: _digest(frame) for name, frame in frames.items()}
-        return asked, frames
+        self._digests = {}
+
+        def made() -> Iterator[tuple[str, bytes]]:
+            for name, i in asked.items():
+                if name not in self.retired:
+                    frame = encode_query(self._envelope(query, i), self._key)
+                    self._digests[name] = _digest(frame)
+                    yield name, frame
+
+        return asked, Frames.sharing(made(), numbers_at)
 
     def _closing(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
         self._report(report, heard)
@@ -240,7 +248,7 @@ class Remote:
         self.pending = query.event(), tuple(frames)
 
         def opened(name: str, raw: bytes) -> Heard | str:
-            answer = self._opened(raw, query, asked[name], frames[name])
+            answer = self._opened(raw, query, asked[name], lambda: frames[name])
             if isinstance(answer, str):
                 return answer
             sha256 = self._replies.keep(self._key_of(name), raw)
@@ -262,19 +270,21 @@ class Remote:
         """What `opened` makes of the replies, and the codes of those who gave none; with `stop` StopRun if fewer than `need` did what was asked."""
         before = {name: opened(name, self._replies.get(key)) for name in frames if (key := self._key_of(name)) in self._replies}
         answers: dict[str, Any] = {name: got for name, got in before.items() if not isinstance(got, str)}
-        waiting = self._present({name: frame for name, frame in frames.items() if name not in answers})
-        begin, sending = time.monotonic(), Sending(self._carrier, waits.retry)
+        waiting = self._present([name for name in frames if name not in answers])
+        begin, sending, frames = time.monotonic(), Sending(self._carrier, waits.retry), Frames.of(frames)
         dropped = {name: "silent" for name in frames if name not in waiting and name not in answers}
         while waiting:
             left = waits.deadline - (time.monotonic() - begin)
             if left <= 0 and (len(answers) >= need or left <= waits.deadline - waits.limit):
                 break
             sent, asked = set(waiting), len(waiting)
-            for name, raw in sending.send({name: frames[name] for name in waiting}, left):
+            for name, raw in sending.send(frames.only(waiting), left):
                 if name not in sent:
                     continue  # nobody's, or a second one
                 sent.discard(name)
+                came = time.monotonic()
                 got = opened(name, raw)
+                begin += time.monotonic() - came  # while this server works nobody is silent
                 if not isinstance(got, str):
                     answers[name] = got
                     waiting.remove(name)
@@ -297,9 +307,9 @@ class Remote:
             )
         return answers, dropped
 
-    def _present(self, frames: Mapping[str, bytes]) -> list[str]:
+    def _present(self, frames: Collection[str]) -> list[str]:
         """Whom to wait for: all, but of those that were silent when last asked only the ones that the carrier sees again."""
-        if not self._silent & frames.keys():
+        if not self._silent.intersection(frames):
             return list(frames)
         try:
             seen = set(self._carrier.names())
@@ -308,7 +318,7 @@ class Remote:
         present = [name for name in frames if name not in self._silent or name in seen]
         return present if len(present) >= self._quorum else list(frames)
 
-    def _opened(self, raw: bytes, query: Query, silo: int, frame: bytes) -> Answer | Sealed | str:
+    def _opened(self, raw: bytes, query: Query, silo: int, frame: Callable[[], bytes] = bytes) -> Answer | Sealed | str:
         """The answer in a reply; or the code of a refusal, "forged" for what the silo did not sign about this question, "value"."""
         card, most = self._cards[silo], 8 * query.statistic.shape[-1] + box_length(0)
         try:
@@ -316,14 +326,14 @@ class Remote:
         except Refused:
             return "forged"
         if isinstance(reply, Refusal):
-            return reply.code if believed(reply.code, reply.digest, frame) else "forged"
+            return reply.code if believed(reply.code, reply.digest, frame()) else "forged"
         if (reply.silo, reply.query_id, reply.digest) != (card.name, self._id(silo), self._digests[card.name]):
             return "forged"
         return reply if self._fits(reply, query) else "value"
 
     def _box(self, query: Query, name: str, silo: int) -> bytes:
         """The sealed or masked counts in a reply that was kept."""
-        found = self._opened(self._replies.get(self._key_of(name)), query, silo, b"")
+        found = self._opened(self._replies.get(self._key_of(name)), query, silo)
         assert isinstance(found, Sealed), "what was kept was opened before"
         return found.box
 

@@ -4,7 +4,8 @@ The engine's job at the server opens it, and the algorithm runs elsewhere, so ei
 only. A message is  header length (4, big-endian) | header, JSON | the frames, one after another, as long as the header says.
 A question's header is {"ask": "exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
 {"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. With "stream" in a question, each reply is a message of its own, as it
-comes, and all but the last have "more": the hub reads on from the engine when the one before was taken. Nothing here reads a frame.
+comes, and all but the last have "more": the hub reads on from the engine when the one before was taken. Where the frames of a question have a long end in
+common, it is {"ask": "sharing", "end": bytes, ...}: that end follows the frames once, and belongs to each. Nothing here reads a frame.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from silodp.host import metrics
-from silodp.wire.socket import Socket, Unreached, _connect, _left, _receive
+from silodp.host.frames import Frames
+from silodp.wire.many import Exchange
+from silodp.wire.socket import Unreached, _connect, _left, _receive
 
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
 LONGEST = 3600.0
 """Seconds that a question may keep a courier, whatever the server says."""
-LARGEST = 2**28
-"""Bytes of a reply: a longer one would take the hub's whole answer, and so the others' replies, with it."""
+LONG = 2**20
+"""Bytes from which on a common end is sent once."""
 GRACE = 60.0
 """Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
 
 T = TypeVar("T")
-Exchange = Callable[[Mapping[str, bytes], float], Mapping[str, bytes] | Iterable[tuple[str, bytes]]]
+Asked = Callable[[Mapping[str, bytes], float], Mapping[str, bytes] | Iterable[tuple[str, bytes]]]
 
 
 class Hub:
@@ -51,28 +54,31 @@ class Hub:
 
     def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
         """(silo, reply), each as it comes; Unreached where the hub says nothing more."""
-        header = {"ask": "exchange", "timeout": timeout, "frames": _sizes(frames), "stream": True}
+        header, pieces = _question(Frames.of(frames))
         self.removed = frozenset()
-        for told, replies in self._ask(header, frames, timeout + GRACE):
+        for told, replies in self._ask(header | {"timeout": timeout, "stream": True}, pieces, timeout + GRACE):
             self.removed |= {name for name in frames if name in told.get("removed", ())}
             yield from ((name, reply) for name, reply in replies.items() if name in frames)
 
     def names(self) -> list[str]:
         """The silos that the engine knows to be connected now."""
-        ((found, _),) = self._ask({"ask": "names"}, {}, GRACE)
+        ((found, _),) = self._ask({"ask": "names"}, [], GRACE)
         return [name for name in found.get("names", ()) if isinstance(name, str)]
 
-    def _ask(self, header: dict[str, Any], frames: Mapping[str, bytes], patience: float) -> Iterator[tuple[dict, dict[str, bytes]]]:
+    def _ask(self, header: dict[str, Any], pieces: Sequence[bytes], patience: float) -> Iterator[tuple[dict, Mapping[str, bytes]]]:
+        """What the hub says, within so many seconds but for those in which it is used."""
         deadline = time.monotonic() + patience
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             try:
                 _connect(line, self.path, deadline)
-                _send(line, header, frames, deadline)
+                _send(line, header, pieces, deadline)
                 more = True
                 while more:
                     found = _read(line, deadline)
                     more = found[0].get("more")
+                    begin = time.monotonic()
                     yield found
+                    deadline += time.monotonic() - begin
             except TimeoutError:
                 raise Unreached("timeout") from None
             except _TooLong:
@@ -85,21 +91,19 @@ class Direct:
     """No engine: the gates of this machine, by name and socket. For tests, and for peers whose relay is a folder or a wire of their own."""
 
     def __init__(self, sockets: Mapping[str, str | Path]) -> None:
-        self._gates = {name: Socket(path) for name, path in sockets.items()}
+        self._gates = {name: str(path) for name, path in sockets.items()}
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
         """The replies that came within `timeout` seconds, by silo."""
+        return dict(self.stream(frames, timeout))
 
-        def ask(name: str) -> bytes | None:
-            with contextlib.suppress(Unreached):
-                return self._gates[name].ask(frames[name], timeout)
-            return None
-
-        return dict(ask_each([name for name in frames if name in self._gates], ask))
+    def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
+        """(silo, reply), each as it comes."""
+        return iter(Exchange(self._gates, Frames.of(frames), timeout))
 
     def names(self) -> list[str]:
         """The silos whose gates listen now."""
-        return [name for name, gate in self._gates.items() if _listens(gate.path)]
+        return [name for name, path in self._gates.items() if _listens(path)]
 
 
 def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> Iterator[tuple[str, T]]:
@@ -113,7 +117,7 @@ def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> Iterator[t
 
 
 def serve_hub(
-    path: str | Path, exchange: Exchange, names: Callable[[], list[str]], stop: threading.Event, removed: Callable[[], set[str]] = set
+    path: str | Path, exchange: Asked, names: Callable[[], list[str]], stop: threading.Event, removed: Callable[[], set[str]] = set
 ) -> None:
     """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that fails is hung up on, and costs nothing.
 
@@ -138,21 +142,21 @@ def serve_hub(
             os.unlink(path)
 
 
-def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str]], removed: Callable[[], set[str]]) -> None:
+def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]], removed: Callable[[], set[str]]) -> None:
     with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
         header, frames = _read(line, time.monotonic() + GRACE)
         if header["ask"] == "names":
             there = list(names())
             metrics.gauge("silodp_connected", len(there))
-            return _send(line, {"names": there}, {}, time.monotonic() + GRACE)
-        if header["ask"] != "exchange":
+            return _send(line, {"names": there}, [], time.monotonic() + GRACE)
+        if header["ask"] not in ("exchange", "sharing"):
             raise ValueError("there are two questions")
         began = time.monotonic()
         found, count, kept = exchange(frames, float(header["timeout"])), 0, dict[str, bytes]()
         for name, reply in cast("Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found):
             count += 1
             if header.get("stream"):
-                _send(line, {"frames": [[name, len(reply)]], "more": True}, {name: reply}, time.monotonic() + GRACE)
+                _send(line, {"frames": [[name, len(reply)]], "more": True}, [reply], time.monotonic() + GRACE)
             else:
                 kept[name] = reply
         metrics.count("silodp_exchanges_total")
@@ -160,7 +164,12 @@ def _serve(line: socket.socket, exchange: Exchange, names: Callable[[], list[str
         metrics.count("silodp_silent_total", len(frames) - count)
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
         gone = sorted(removed() & frames.keys())
-        _send(line, {"frames": _sizes(kept), "removed": gone}, kept, time.monotonic() + GRACE)
+        _send(
+            line,
+            {"frames": [[name, len(reply)] for name, reply in kept.items()], "removed": gone},
+            list(kept.values()),
+            time.monotonic() + GRACE,
+        )
 
 
 # --- messages -------------------------------------------------------------------------------------------------------------------
@@ -170,20 +179,25 @@ class _TooLong(ValueError):
     """A header or the sum of its frames is longer than what is carried."""
 
 
-def _sizes(frames: Mapping[str, bytes]) -> list[list]:
-    return [[name, len(frame)] for name, frame in frames.items()]
+def _question(frames: Frames) -> tuple[dict[str, Any], list[bytes]]:
+    """The header, and what follows it, of which nothing is copied."""
+    if len(frames) > 1 and len(end := frames.end) >= LONG:
+        heads = {name: frames.pieces(name)[0] for name in frames}
+        return {"ask": "sharing", "frames": [[name, len(head)] for name, head in heads.items()], "end": len(end)}, [*heads.values(), end]
+    pieces = [piece for name in frames for piece in frames.pieces(name)]
+    return {"ask": "exchange", "frames": [[name, frames.size(name)] for name in frames]}, pieces
 
 
-def _send(line: socket.socket, header: dict[str, Any], frames: Mapping[str, bytes], deadline: float) -> None:
+def _send(line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], deadline: float) -> None:
     text = json.dumps(header).encode()
-    if len(text) > MAX_HEADER or sum(map(len, frames.values())) > MAX_BYTES:
+    if len(text) > MAX_HEADER or sum(map(len, pieces)) > MAX_BYTES:
         raise _TooLong
-    for piece in (len(text).to_bytes(4, "big") + text, *filter(None, frames.values())):  # to send nothing may fail: the reply may have come
+    for piece in (len(text).to_bytes(4, "big") + text, *filter(None, pieces)):  # to send nothing may fail: the reply may have come
         line.settimeout(_left(deadline))
         line.sendall(piece)
 
 
-def _read(line: socket.socket, deadline: float) -> tuple[dict, dict[str, bytes]]:
+def _read(line: socket.socket, deadline: float) -> tuple[dict, Mapping[str, bytes]]:
     size = int.from_bytes(_receive(line, 4, deadline), "big")
     if size > MAX_HEADER:
         raise _TooLong
@@ -191,9 +205,14 @@ def _read(line: socket.socket, deadline: float) -> tuple[dict, dict[str, bytes]]
     if not isinstance(header, dict):
         raise ValueError("a header is a table")
     sizes = [(str(name), int(length)) for name, length in header.get("frames", ())]
-    if any(length < 0 for _, length in sizes) or sum(length for _, length in sizes) > MAX_BYTES:
+    end = int(header.get("end", 0))
+    if end < 0 or any(length < 0 for _, length in sizes) or end + sum(length for _, length in sizes) > MAX_BYTES:
         raise _TooLong
-    return header, {name: _receive(line, length, deadline) for name, length in sizes}
+    frames = {name: _receive(line, length, deadline) for name, length in sizes}
+    if not end:
+        return header, frames
+    common = _receive(line, end, deadline)
+    return header, Frames({name: (frame, common) for name, frame in frames.items()})
 
 
 def _listens(path: str) -> bool:

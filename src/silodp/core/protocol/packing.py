@@ -18,6 +18,8 @@ LEAST = 3
 """Bytes of a number, at least."""
 FINE = 64
 """Steps to a standard deviation of the noise, of which rounding the range up to powers of two may leave a quarter."""
+BLOCK = 2**15
+"""Numbers that are unpacked at once."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,13 @@ class Packing:
 
     def unpacked(self, data: np.ndarray) -> np.ndarray:
         """The numbers (d,) in float64."""
-        spare = self._size - self.width
-        wide = bytes(spare) + data.tobytes()  # each integer is read with the bytes before it, which a shift takes away
-        whole = np.ndarray(len(data), f"<i{self._size}", wide, strides=(self.width,)) >> 8 * spare
-        return whole * self.unit / self.divisor
+        spare, found = self._size - self.width, np.empty(len(data))
+        for start in range(0, len(data), BLOCK):  # in the memory of a block
+            part = data[start : start + BLOCK]
+            wide = bytes(spare) + part.tobytes()  # each integer is read with the bytes before it, which a shift takes away
+            whole = np.ndarray(len(part), f"<i{self._size}", wide, strides=(self.width,)) >> 8 * spare
+            found[start : start + BLOCK] = whole * self.unit / self.divisor
+        return found
 
     @property
     def _size(self) -> int:

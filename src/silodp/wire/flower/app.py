@@ -41,7 +41,8 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from silodp.host import metrics
-from silodp.wire.hub import GRACE, LARGEST, LONGEST, serve_hub
+from silodp.wire.hub import GRACE, LONGEST, serve_hub
+from silodp.wire.many import LARGEST
 from silodp.wire.socket import CODES, Socket, Unreached
 
 BUNDLE = b"""[project]

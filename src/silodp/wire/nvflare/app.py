@@ -22,7 +22,8 @@ from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from silodp.host import metrics
-from silodp.wire.hub import LARGEST, LONGEST, ask_each, serve_hub
+from silodp.wire.hub import LONGEST, ask_each, serve_hub
+from silodp.wire.many import LARGEST
 from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
 from silodp.wire.site import watched

@@ -34,7 +34,7 @@ def test_silos_that_spend_alike_are_one_line_and_each_epsilon_is_said():
     curves, said = drawn(silo("a", same, spent=2.0), silo("b", same, spent=1.00001), silo("c", {0: 0.5}, spent=0.7))
     assert curves == 2
     assert "At the end: a, b ε 1.001 to 2; c ε 0.7." in said
-    assert drawn(silo("a", same), silo("b", same)) == (1, "Share of the budget after each question. At the end: all 2 silos ε 1.")
+    assert drawn(silo("a", same), silo("b", same)) == (1, "Share of the budget after each question. At the end: both silos ε 1.")
     assert "So far: a ε 1" in drawn(silo("a", same), state="running")[1]
 
 

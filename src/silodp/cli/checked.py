@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def _ledger(policy: Path | None) -> Path | None:
 
     try:
         path = Path(Place.load(policy).ledger) if policy else None
-        return path if path and path.is_file() else None
+        return path if path and path.is_file() and os.access(path, os.R_OK) else None
     except (BadInput, OSError):
         return None
 

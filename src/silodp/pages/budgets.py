@@ -74,7 +74,7 @@ def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
 
 def _names(group: list[Silo], of: int) -> str:
     if len(group) == of > 1:
-        return f"all {of} silos"
+        return "both silos" if of == 2 else f"all {of} silos"
     return ", ".join(s.name for s in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
 
 

@@ -116,3 +116,13 @@ def test_a_ledger_of_persons_that_has_spent_something_takes_no_other_column_for_
     )
     with pytest.raises(BadInput, match="but not whose they are"):
         ledger.recognise(x, y, exact, names(100, 100 + len(y)), registry=tmp_path / "other/registry")
+
+
+def test_another_column_is_no_person_of_a_ledger_even_if_its_ids_are_the_same(tmp_path):
+    """Patients and visits that both count from 1 have their ids in common."""
+    x, y, exact, ids = visits(names(60), 1)
+    ledger = made(tmp_path, (x, y, exact, ids, "patient"))
+    ledger.recognise(x, y, exact, ids, "patient", registry=tmp_path / "registry")
+    with pytest.raises(BadInput, match="budget of persons by the column 'patient', and the schema now names 'visit'"):
+        ledger.recognise(x, y, exact, names(len(y)), "visit", registry=tmp_path / "registry")
+    DurableLedger.open(ledger.path).recognise(x, y, exact, ids, "patient", registry=tmp_path / "registry")

@@ -76,11 +76,11 @@ class Records:
         return torch.isnan(self.x) if self.missing is None else self.missing
 
     @property
-    def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None]:
+    def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]:
         """What a ledger recognises the first silo's records by, where there is no file that says more."""
         n = self.counts[0]
         x, y = self.x[0, :n].cpu().numpy(), self.y[0, :n].cpu().numpy()
-        return (x, y, b"", None) if y.ndim == 1 else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n)
+        return (x, y, b"", None, "") if y.ndim == 1 else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
 
     def select(self, silos: Sequence[int]) -> "Records":
         """The silos with these indices, in this order; n_max stays, so that masks and weights made for all silos still fit."""

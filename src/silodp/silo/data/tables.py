@@ -37,8 +37,8 @@ def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
     return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
 
 
-Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None]
-"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and who the persons are where records are persons."""
+Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]
+"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and where records are persons who they are, by which column."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,7 +58,7 @@ def read_table(path: Path, schema: Schema) -> Table:
     """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
-        return Table(x, y, (prints, y, exactly([x]), None))
+        return Table(x, y, (prints, y, exactly([x]), None, ""))
     return table_of(path, read_cells(path, schema.form), schema)
 
 
@@ -74,7 +74,7 @@ def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> 
     if schema.person is None:
         return Table(x, y, known, missing)
     people = grouped(cells[schema.person.column], schema.person)
-    return Table(people.x(x), people.y(y), (*known[:3], people.ids), people.x(missing))
+    return Table(people.x(x), people.y(y), (*known[:3], people.ids, schema.person.column), people.x(missing))
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -116,7 +116,7 @@ def raw(cells: dict[str, np.ndarray]) -> Known:
     """
     columns = [cells[name] for name in sorted(cells)]
     first, *rest = map(_as_numbers, columns)
-    return np.column_stack(rest), first, exactly(columns), None
+    return np.column_stack(rest), first, exactly(columns), None, ""
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:

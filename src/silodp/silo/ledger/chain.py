@@ -123,12 +123,13 @@ class LedgerSettings:
     layout: str
     sketch: str
     anchor: str  # where (count, head) is kept; empty for beside the ledger
+    person: str = ""  # the column by which records are persons; empty where they are rows
 
     def rows(self) -> dict[str, str]:
         return {
             "ledger": self.ledger, "created": self.created, "rule": canonical(rule_data(self.rule)), "records": str(self.records),
             "epsilon": float(self.budget.epsilon).hex(), "delta": float(self.budget.delta).hex(),
-            "layout": self.layout, "sketch": self.sketch, "anchor": self.anchor,
+            "layout": self.layout, "sketch": self.sketch, "anchor": self.anchor, **({"person": self.person} if self.person else {}),
         }  # fmt: skip
 
     @classmethod
@@ -137,7 +138,8 @@ class LedgerSettings:
             budget = Budget(float.fromhex(rows["epsilon"]), float.fromhex(rows["delta"]))
             rule = rule_of(json.loads(rows["rule"]), budget)
             settings = cls(
-                rows["ledger"], rows["created"], rule, budget, int(rows["records"]), rows["layout"], rows["sketch"], rows["anchor"]
+                rows["ledger"], rows["created"], rule, budget, int(rows["records"]), rows["layout"], rows["sketch"], rows["anchor"],
+                rows.get("person", ""),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Altered("its settings cannot be read") from None

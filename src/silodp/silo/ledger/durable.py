@@ -59,7 +59,7 @@ class DurableLedger:
         key = secrets.token_bytes(32)
         sketch, layout = identity.sketch(key), identity.layout_under(key)
         elsewhere = str(Path(anchor).resolve()) if anchor else ""
-        settings = LedgerSettings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere)
+        settings = LedgerSettings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere, identity.person)
         empty, place, known = Tally(settings), file.anchor(settings), Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
@@ -179,7 +179,14 @@ class DurableLedger:
         return known
 
     def recognise(
-        self, x: object, y: object, exact: bytes = b"", persons: Sequence[str] | None = None, *, registry: Path | None = None
+        self,
+        x: object,
+        y: object,
+        exact: bytes = b"",
+        persons: Sequence[str] | None = None,
+        person: str = "",
+        *,
+        registry: Path | None = None,
     ) -> tuple[float, int]:
         """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
 
@@ -187,7 +194,7 @@ class DurableLedger:
         records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
         happened, and the new n, is public: the count of entries is in each release.
         """
-        file, identity, known = self._file, Identity.of(x, y, exact, persons), Registry(registry)
+        file, identity, known = self._file, Identity.of(x, y, exact, persons, person), Registry(registry)
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 file.check_open()
@@ -201,6 +208,12 @@ class DurableLedger:
                     raise BadInput(
                         f"the ledger {self.path} keeps a budget of {made}, but the schema now protects {now}: what was spent was promised to others; "
                         f"keep the schema's person as it was when the ledger was made"
+                    )
+                made, now = file.tally.settings.person, identity.person
+                if made and now and made != now:  # ids of two columns may overlap: many count from 1
+                    raise BadInput(
+                        f"the ledger {self.path} keeps a budget of persons by the column {made!r}, and the schema now names {now!r}; "
+                        "keep the schema's person column as it was when the ledger was made"
                     )
                 renamed = sketch.by_person and identity.by_person and likeness.records >= MOSTLY and likeness.persons < SAME
                 if renamed and file.tally.total > 0:

@@ -56,13 +56,15 @@ class Identity:
     rows: list[bytes]
     profiles: list[Profile]
     layout: bytes
+    person: str = ""
+    """Of persons: the column that says who they are."""
 
     @classmethod
-    def of(cls, x: Any, y: Any, exact: bytes = b"", persons: Sequence[str] | None = None) -> Identity:
+    def of(cls, x: Any, y: Any, exact: bytes = b"", persons: Sequence[str] | None = None, person: str = "") -> Identity:
         """The identity of records x (n, ...) with labels y (n,), recognised by values as `comparable` has them.
 
         The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do. Where records are
-        persons, x and y have their rows, and `persons` an id for each person, "" for one who has none.
+        persons, x and y have their rows, and `persons` an id for each person, "" for one who has none, from the column `person`.
         """
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
@@ -75,7 +77,7 @@ class Identity:
         profiles, layout = profiles_of([*flat.T, y]), exactly([x, y]) + exact
         if persons is None:
             return cls(len(rows), rows, profiles, layout)
-        return cls(len(persons), rows, [persons_of(persons), *profiles], layout + exactly([np.array(persons)]))
+        return cls(len(persons), rows, [persons_of(persons), *profiles], layout + exactly([np.array(persons)]), person)
 
     @property
     def by_person(self) -> bool:

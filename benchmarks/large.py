@@ -63,7 +63,7 @@ def engine_cpu(folder: Path) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def rounds_over(engine: str, count: int, dim: int, rounds: int) -> None:
+def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdp")))
         sockets = {f"silo-{i}": folder / f"{i}.sock" for i in range(count)}
@@ -77,7 +77,7 @@ def rounds_over(engine: str, count: int, dim: int, rounds: int) -> None:
         outs = [process.stdout for process in started if process.stdout]
         for out in outs:
             out.readline()
-        line = stack.enter_context(carrier(engine, folder, sockets))
+        line = stack.enter_context(carrier(name, folder, sockets))
         journal = Journal(folder / "journal", "run", "large")
         stack.callback(journal.close)
         journal.read()
@@ -95,7 +95,7 @@ def rounds_over(engine: str, count: int, dim: int, rounds: int) -> None:
             engine = engine_cpu(folder) - engine
             busy = max(float(out.readline()) for out in outs)
             print(
-                f"{engine}, {count} silos, {dim:,} parameters, round {number}: {wall - busy:.2f} s of plumbing ({wall:.2f} s, of which the slowest silo {busy:.2f} s; "
+                f"{name}, {count} silos, {dim:,} parameters, round {number}: {wall - busy:.2f} s of plumbing ({wall:.2f} s, of which the slowest silo {busy:.2f} s; "
                 f"CPU: server {used:.2f} s, engine {engine:.2f} s), {(journal.path.stat().st_size - before) / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
                 flush=True,
             )

@@ -1,7 +1,8 @@
 """What one round costs a server besides the silos' own work: CPU seconds, peak memory and bytes of journal, with the real codec, signatures and sockets.
 
-    python -m benchmarks.plumbing [SILOS:PARAMETERS[:ROUNDS] ...]        1000:10000:3, 3:10000000:3 and 50:10000000:1 where nothing is given
+    python -m benchmarks.plumbing [SILOS:PARAMETERS[:ROUNDS[:hub]] ...]        1000:10000:3, 3:10000000:3 and 50:10000000:1 where nothing is given
 
+With "hub" there is one between server and silos, in a process of its own, as an engine has it.
 The silos are one other process, at a socket each: they check the question and sign a packed answer of random numbers, and none of that is counted. All
 answers are there before the first may be taken, which is the worst that can happen to a server's memory; they share their numbers, so that the silos hold them once.
 Counted is all else that a round takes: questions encoded and signed, replies verified and unpacked, the journal on the disk, the mean.
@@ -16,8 +17,9 @@ import selectors
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -35,7 +37,7 @@ from silodp.server.asking import Timeouts
 from silodp.server.federation import Everyone, Federation
 from silodp.server.journal import Journal
 from silodp.server.remote import Remote
-from silodp.wire.hub import Direct
+from silodp.wire.hub import Direct, Hub, _listens, serve_hub
 
 RECORDS = 1000
 PACKING = Packing.of(2.0**-20, float(RECORDS), 2.0**21 * (RECORDS + 12), 2.0**21)
@@ -118,13 +120,40 @@ def served(silos: Silos, names: list[str], folder: Path):
         process.join()
 
 
-def measure(count: int, dim: int, rounds: int = 3) -> None:
+@contextlib.contextmanager
+def carried(sockets: Mapping[str, Path], hub: Path | None) -> Iterator[tuple[Direct | Hub, Callable[[], str]]]:
+    """The carrier, and what is to be said of a hub's memory."""
+    direct = Direct(sockets)
+    if hub is None:
+        yield direct, str
+        return
+    process = multiprocessing.get_context("fork").Process(
+        target=serve_hub, args=(hub, direct.stream, direct.names, threading.Event()), daemon=True
+    )
+    process.start()
+    while not _listens(str(hub)):
+        time.sleep(0.05)
+
+    def most() -> str:
+        return f", the hub's {int(Path(f'/proc/{process.pid}/status').read_text().split('VmHWM:')[1].split()[0]) / 2**20:.2f} GiB"
+
+    try:
+        yield Hub(hub), most
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(count: int, dim: int, rounds: int = 3, hub: bool = False) -> None:
     silos = Silos(count, dim)
     cards = silos.cards
-    with tempfile.TemporaryDirectory(prefix="sdp") as name, served(silos, [card.name for card in cards], Path(name)) as sockets:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="sdp"))
+        sockets = stack.enter_context(served(silos, [card.name for card in cards], Path(name)))
+        carrier, beyond = stack.enter_context(carried(sockets, Path(name) / "hub.sock" if hub else None))
         journal = Journal(Path(name) / "journal", "run", "plumbing")
         journal.read()
-        remote = Remote(cards, Direct(sockets), run="run", key=Ed25519PrivateKey.generate(), journal=journal, timeouts=WAITS, quorum=count)
+        remote = Remote(cards, carrier, run="run", key=Ed25519PrivateKey.generate(), journal=journal, timeouts=WAITS, quorum=count)
         fed, w = Federation(remote, Everyone(count)), torch.randn(1, dim)
         before, beside = journal.path.stat().st_size, 0
         start, begin = time.process_time(), time.perf_counter()
@@ -136,10 +165,11 @@ def measure(count: int, dim: int, rounds: int = 3) -> None:
         used, wall = time.process_time() - start, time.perf_counter() - begin
         kept = (journal.path.stat().st_size - before) / rounds
         journal.close()
+        passed_on = beyond()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{count:,} silos, {dim:,} parameters: {used / rounds:.2f} s of server CPU a round ({wall / rounds:.2f} s with the silos'), "
-        f"memory of the server at most {most:.2f} GiB, {kept / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
+        f"memory of the server at most {most:.2f} GiB{passed_on}, {kept / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
         flush=True,
     )
 
@@ -147,7 +177,8 @@ def measure(count: int, dim: int, rounds: int = 3) -> None:
 def main() -> None:
     context = multiprocessing.get_context("spawn")  # the highest memory is of a process's whole life
     for word in sys.argv[1:] or ("1000:10000:3", "3:10000000:3", "50:10000000:1"):
-        process = context.Process(target=measure, args=tuple(map(int, word.split(":"))))
+        *numbers, hub = word.split(":") if word.endswith(":hub") else [*word.split(":"), ""]
+        process = context.Process(target=measure, args=tuple(map(int, numbers)), kwargs={"hub": bool(hub)})
         process.start()
         process.join()
 

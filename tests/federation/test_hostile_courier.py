@@ -33,7 +33,7 @@ from hostile import (
     unsigned,
 )
 
-from gates import ASKER, PATIENCE, Gate, Gates
+from gates import ASKER, PATIENCE, Gate, Gates, Whole
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import (
     OVERHEAD,
@@ -206,7 +206,7 @@ def test_no_bit_of_a_question_can_be_altered_on_its_way(gates):
     assert gate.ledger().head() == head
 
 
-class Meddler(Direct):
+class Meddler(Whole):
     """A courier of all three silos that does what it likes with what it carries."""
 
     def __init__(self, gates: Gates, meddle=lambda replies: replies) -> None:
@@ -287,7 +287,7 @@ SWAPS = {
 def test_a_courier_that_provokes_a_lasting_refusal_does_not_make_a_silo_retire(gates, name):
     heard: list[QuestionReport] = []
 
-    class Provoking(Direct):
+    class Provoking(Whole):
         def exchange(self, frames, timeout):
             swapped = {"silo-1": SWAPS[name](gates.cards[1], frames["silo-1"])} if "silo-1" in frames else {}
             return super().exchange(dict(frames) | swapped, PATIENCE)
@@ -303,7 +303,7 @@ def test_questions_that_a_courier_brings_to_other_silos_too_are_paid_for_by_none
     """Each is signed by the listed key, about the approved model, under an id that the other silo has never seen."""
     heard: list[QuestionReport] = []
 
-    class Spreading(Direct):
+    class Spreading(Whole):
         def exchange(self, frames, timeout):
             for frame in frames.values():
                 super().exchange(dict.fromkeys(gates.sockets, frame), PATIENCE)
@@ -322,9 +322,9 @@ def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_co
 
         def exchange(self, frames, timeout):
             for old in reversed(self.sent):
-                Direct.exchange(self, old, timeout)
+                Whole.exchange(self, old, timeout)
             both: list[dict[str, bytes]] = []
-            twice = [threading.Thread(target=lambda: both.append(Direct.exchange(self, frames, timeout))) for _ in range(2)]
+            twice = [threading.Thread(target=lambda: both.append(Whole.exchange(self, frames, timeout))) for _ in range(2)]
             for thread in twice:
                 thread.start()
             for thread in twice:

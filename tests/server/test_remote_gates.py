@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gates import ASKER, LIMIT, Clock, three_gates, wbcd
+from gates import ASKER, LIMIT, Clock, Whole, three_gates, wbcd
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.server.algorithms.local_sgd import local_sgd
@@ -22,7 +22,6 @@ from silodp.server.remote import Card, Remote, Timeouts
 from silodp.server.run import Conduct, agree, plan_order
 from silodp.silo.data.records import Records
 from silodp.testing.federation import check_replay, simulated_federation
-from silodp.wire.hub import Direct
 
 pytestmark = pytest.mark.xdist_group("remote-gates")  # one set of daemons for all
 QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
@@ -155,7 +154,7 @@ def test_a_gate_killed_in_mid_run_is_waited_for_and_no_answer_is_paid_twice(gate
     assert_charged_once(gates, run.run, 12)
 
 
-class Stopping(Direct):
+class Stopping(Whole):
     """Waits for all while they run, and a little while one does not."""
 
     stopped = False

@@ -114,6 +114,15 @@ def test_men_are_seen_to_be_worse_off_and_report_and_card_say_so(trained, tmp_pa
         assert "No difference by smoker can be seen at this price" in page
 
 
+def test_a_groups_name_that_would_be_two_cells_of_the_cards_table_is_one(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    silodp("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "sex")
+    kept = (run / "evaluations.jsonl").read_text()
+    (run / "evaluations.jsonl").write_text(kept.replace('"name": "male"', '"name": "male | 0.99 (0.99-0.99)\\n"'))
+    (line,) = (line for line in card(runs.read(run)).splitlines() if line.startswith("| male"))
+    assert line.count("|") == 5
+
+
 def test_at_a_small_price_groups_are_too_noisy(trained, tmp_path):
     run = shutil.copytree(trained / "run", tmp_path / "run")
     words = said("evaluate", run, "--epsilon", 0.02, "--seed", 1, "--by", "sex")

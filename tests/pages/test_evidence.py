@@ -76,6 +76,14 @@ def test_the_registrys_entry_is_valid_by_the_registrys_own_schema_and_has_the_ru
     assert spent["delta"] <= said["delta"] <= spent["delta"] * 1.01
 
 
+def test_a_federations_price_is_said_to_be_of_training_alone_since_only_ledgers_add_evaluations(made):
+    found = evidence.verify(made.read_bytes())
+    loss = json.loads(found.files["registry.yaml"])["deployment"]["privacy_loss"]
+    for text in (loss["privacy_parameters_details"], found.files["nist-sp-800-226.md"].decode()):
+        assert "training alone; evaluations, profiles and other runs are in each silo's ledger" in text
+        assert "evaluations together" not in text
+
+
 def test_every_statement_has_a_source_in_the_archive_or_says_that_it_is_not_covered(made):
     found = evidence.verify(made.read_bytes())
     for name in ("nist-sp-800-226.md", "edpb-28-2024.md", "egress.md"):

@@ -102,7 +102,7 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
         found = score(fed, w, gaussian_for("score", budgets, questions), names=held.names, held_out=held.counts, **asked)
         paid = _paid(ledger, held.names, budgets)
     answer = {"scores": as_rows(found, classes), "silos": paid, "cap": cap, "bins": bins, "noise": NOISE, "trust": order.trust} | seen
-    _add_up(spent, paid)
+    _add_up(spent, paid, gaussian=not order.totals)
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput("with this evaluation the run would have spent more than can be told from infinite; ask for a smaller --epsilon")
     with _writing(folder):
@@ -236,16 +236,19 @@ def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -
     return [{"name": n, **asdict(b), "spent_epsilon": float(s)} for n, b, s in zip(names, budgets, spent, strict=True)]
 
 
-def _add_up(spent: dict, paid: list[dict]) -> None:
-    """What all evaluations cost, and training and evaluations together: exactly where all is Gaussian, else by adding epsilons and deltas."""
+def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
+    """What all evaluations cost, and training and evaluations together: exactly where all is Gaussian, else by adding epsilons and deltas.
+
+    `gaussian`: whether evaluations are; totals have binomial noise.
+    """
     for silo, now in zip(spent["silos"], paid, strict=True):
         price = {"epsilon": now["spent_epsilon"], "delta": now["delta"]}
         training = {"epsilon": silo["spent_epsilon"], "delta": silo["delta"]}
         before = silo.get("evaluations")
         if before or "in_all" not in silo:  # else an earlier version has left a sum without its parts
-            own = _both(before, price, gaussian=True) if before else price
+            own = _both(before, price, gaussian=gaussian) if before else price
             silo["evaluations"] = {"count": before["count"] + 1 if before else 1, **own}
-        silo["in_all"] = _both(silo.get("in_all", training), price, gaussian=spent["rule"] == "gdp")
+        silo["in_all"] = _both(silo.get("in_all", training), price, gaussian=gaussian and spent["rule"] == "gdp")
 
 
 def _both(one: dict, other: dict, *, gaussian: bool) -> dict:

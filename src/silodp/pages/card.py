@@ -115,7 +115,12 @@ def _groups(run: Run) -> list[str]:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     lines = [columns, ["---"] * len(columns), *rows] if rows else []
-    return ["", *(f"| {' | '.join(map(str, line))} |" for line in lines)] if rows else []
+    return ["", *(f"| {' | '.join(map(_cell, line))} |" for line in lines)] if rows else []
+
+
+def _cell(value: object) -> str:
+    """A schema's names may hold what ends a cell or a line."""
+    return " ".join(str(value).replace("|", "/").split())
 
 
 def _unit(run: Run) -> str:

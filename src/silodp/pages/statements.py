@@ -61,6 +61,13 @@ def against(run: Run) -> str:
     return SIMULATED + words[0].lower() + words[1:] if run.kind == "train" else words
 
 
+def covered(run: Run) -> str:
+    """What a price is of: a simulation adds up its evaluations, and of a federation only ledgers do."""
+    if run.kind == "train":
+        return "training and evaluations together"
+    return "training alone; evaluations, profiles and other runs are in each silo's ledger"
+
+
 def registry(run: Run, told: Told, day: str, version: str) -> str:
     """An entry for the registry of deployments (OpenDP, schema of July 2026), as a draft; YAML in its JSON form."""
     epsilon, delta = (max(s.together[i] for s in run.silos) for i in (0, 1))
@@ -85,7 +92,7 @@ def registry(run: Run, told: Told, day: str, version: str) -> str:
                 "privacy_unit": "person" if run.of_persons else "record",
                 "privacy_unit_details": f"{run.unit} Adjacent data sets of a silo differ in one, replaced by any other; their number is public.",
                 "privacy_parameters": {"epsilon": float(shown(epsilon)), "delta": float(rounded_up(delta))},
-                "privacy_parameters_details": f"The largest over silos, training and evaluations together. {each}.",
+                "privacy_parameters_details": f"The largest over silos, {covered(run)}. {each}.",
             },
             "deployment_model": {
                 "model_name": MODELS.get(trust_of(run), "Federated"),
@@ -143,7 +150,7 @@ def nist(run: Run, audited: bool) -> str:
         "NIST SP 800-226, layer by layer",
         "Guidelines for Evaluating Differential Privacy Guarantees (final, March 2025): what this run says to each layer.",
         [
-            ("Privacy parameter", price, "spends.json"),
+            ("Privacy parameter", f"{price}, of {covered(run)}", "spends.json"),
             ("Unit of privacy", run.unit, "run.json"),
             ("Neighbouring data sets", "replace one; the number of records is public", "SECURITY.md, first page"),
             ("Trust model", against(run), "run.json"),

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from silodp.cli import score as module
-from silodp.cli.app import app
+from silodp.cli.app import app, main
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.pages import runs
@@ -252,3 +252,16 @@ def test_a_gate_that_does_not_allow_it_is_paid_for_nothing(gate):
             silodp("federation", "evaluate", "--folder", folder, "--by", by, *more)
     assert not charges(ledger)
     assert silodp("federation", "evaluate", "--folder", folder)["scores"], "without groups it is asked as before"
+
+
+@pytest.mark.parametrize(("command", "asked"), [("evaluate", "Score"), ("profile", "Histogram")])
+def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_refused_and_why(gate, command, asked, monkeypatch, capsys):
+    folder, ledger, _, carrier, door = gate
+    carrier[0] = door(statistics=("Grad",))
+    monkeypatch.setattr("sys.argv", ["silodp", "federation", command, "--folder", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"{asked} (clinic statistic). (statistic): The policy does not allow this statistic" in sentence
+    assert not charges(ledger)

@@ -75,7 +75,7 @@ def test_the_check_of_names_can_fail():
 
 
 def test_every_code_of_a_refusal_has_a_line_that_says_what_to_do():
-    from silodp.silo.service.policy import CODES
+    from silodp.core.protocol.refusals import CODES
 
     page = (ROOT / "docs/troubleshooting.md").read_text()
     assert [code for code in CODES if f"`{code}`" not in page] == []

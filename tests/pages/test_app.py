@@ -16,12 +16,13 @@ from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
 
 from silodp.cli import app as cli
 from silodp.core.privacy.accounting import rounded_up
+from silodp.core.protocol.refusals import CODES
 from silodp.pages import runs
 from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.pause import pause_file, paused, set_paused
-from silodp.silo.service.policy import CODES, Place
+from silodp.silo.service.policy import Place
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")

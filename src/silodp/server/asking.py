@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from silodp.core.errors import BadInput
+from silodp.core.protocol.refusals import CODES
+from silodp.server.approval import MOVED, OLDER
 
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
 """Codes of a daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
@@ -110,3 +112,9 @@ class Sending:
 def believed(code: str, digest: str, frame: bytes) -> bool:
     """Whether a signed refusal is of this very frame: it names the whole of it, or another envelope around the body would do."""
     return digest == hashlib.sha256(frame).hexdigest() or (not digest and code in UNBOUND)
+
+
+def why(codes: Mapping[str, str]) -> str:
+    """What gates mean by their refusals, each code once, and what is to be done where somebody must do something about it."""
+    words = CODES | {"model": MOVED, "version": OLDER}
+    return "".join(f". ({code}): {words[code].removesuffix('.')}" for code in sorted({*codes.values()}) if code in words)

@@ -46,7 +46,14 @@ class Combining(Protocol):
 
 
 class StopRun(Exception):
-    """The run cannot go on, for the reason that its sentence names; it ends with its last iterate."""
+    """The run cannot go on, for the reason that its sentence names; it ends with its last iterate.
+
+    `codes` has the silos that did not answer, and why, where that is the reason.
+    """
+
+    def __init__(self, sentence: str, codes: Mapping[str, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.codes = dict(codes or {})
 
 
 class Absent(StopRun):

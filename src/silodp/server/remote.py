@@ -29,8 +29,7 @@ from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.host.frames import Frames
 from silodp.server.adding import Mean
-from silodp.server.approval import MOVED, OLDER
-from silodp.server.asking import Carrier, Sending, Timeouts, believed
+from silodp.server.asking import Carrier, Sending, Timeouts, believed, why
 from silodp.server.federation import Absent, Channel, StopRun
 from silodp.server.journal import Heard, Journal, Round
 from silodp.server.replies import Key, Replies
@@ -147,7 +146,8 @@ class Remote:
         told = QuestionReport(self._sequence, query.event(), names, dropped, recorded is not None, query, norm=norm, shares=shares)
         self._closing(told, heard)
         if value is None:
-            raise Absent(f"nobody answered question {self._sequence} ({_list(dropped)})")
+            codes = {name: self.retired.get(name, code) for name, code in dropped.items()}
+            raise Absent(f"nobody answered question {self._sequence} ({_list(codes)}){why(codes)}", codes)
         if value.shape != (1 if weights else len(members), query.statistic.shape[-1]):
             raise BadInput(f"what the journal has of question {self._sequence} is not what is asked for now; resume as the run began")
         return torch.from_numpy(np.array(value))[None], tuple(members)
@@ -242,7 +242,8 @@ class Remote:
         need = 0 if alone else min(self._quorum, len(asked))
         if len(self._cards) - len(self.retired) < self._quorum:
             said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
-            raise StopRun(f"the silos {said} have retired, and fewer than the quorum of {self._quorum} are left{_why(self.retired)}")
+            left = f"fewer than the quorum of {self._quorum} are left{why(self.retired)}"
+            raise StopRun(f"the silos {said} have retired, and {left}", self.retired)
         if not all(self._key_of(name) in self._replies for name in frames):
             self._before()
         self.pending = query.event(), tuple(frames)
@@ -303,7 +304,7 @@ class Remote:
         if stop and len(answers) < need:
             number = self._sequence + 1
             raise StopRun(
-                f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)}){_why(dropped)}"
+                f"{len(answers)} of {len(frames)} silos {did} question {number}, and {need} must ({_list(dropped)}){why(dropped)}", dropped
             )
         return answers, dropped
 
@@ -362,8 +363,3 @@ def _digest(frame: bytes) -> str:
 def _list(codes: Mapping[str, str]) -> str:
     """In the order of names, whoever was the first to fail."""
     return ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
-
-
-def _why(codes: Mapping[str, str]) -> str:
-    """What is to be done about refusals that somebody has to do something about."""
-    return "".join(f". ({code}): {words}" for code, words in (("model", MOVED), ("version", OLDER)) if code in codes.values())

@@ -1,6 +1,8 @@
 """What a server makes of scores and profiles: the silos' own figures, with intervals that hold as often as they say."""
 
 import math
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Label
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import auc, gaussian_for, score
-from silodp.server.federation import Absent, Everyone, Federation
+from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
@@ -208,13 +210,28 @@ class Deaf:
 
     def ask(self, query, silos):
         if silos == (1,):
-            raise Absent("nobody answered")
+            raise Absent("nobody answered", {"b": "budget"})
         return self._channel.ask(query, silos)
 
 
 def test_a_silo_that_does_not_answer_is_left_out():
     fed = Federation(Deaf(connected(PROBLEM, silos())[0]), Everyone(2))
     assert [row.name for row in score(fed, W, Gaussian("score", 1.0, 0.0), **ASKED)] == ["all", "a"]
+
+
+def test_where_nobody_answers_it_is_said_who_refused_and_why_each_reason_once():
+    def asking(*refusals):
+        return SimpleNamespace(each=lambda: {i: SimpleNamespace(mean=Mock(side_effect=refusal)) for i, refusal in enumerate(refusals)})
+
+    many = asking(Absent("", {"a": "statistic"}), Absent("", {"b": "statistic"}), Absent("", {"c": "silent"}))
+    with pytest.raises(
+        BadInput, match=r"Score \(a statistic, b statistic, c silent\)\. \(statistic\): The policy does not allow this statistic$"
+    ):
+        score(many, W, Gaussian("score", 1.0, 0.0), **ASKED)
+    with pytest.raises(BadInput, match=r"Score \(a budget\)\. \(budget\): "):
+        score(asking(StopRun("", {"a": "budget"})), W, Gaussian("score", 1.0, 0.0), **ASKED)
+    with pytest.raises(BadInput, match=r"^no$"):
+        score(asking(StopRun("no")), W, Gaussian("score", 1.0, 0.0), **ASKED)
 
 
 @pytest.mark.parametrize("change", [{"cap": 0.0}, {"cap": math.nan}, {"bins": 0}, {"bins": 513}])

@@ -185,6 +185,7 @@ def test_what_a_study_asks_for_beyond_the_policy_is_said_and_then_allowed(home):
     assert [c.words for c in found.changes if c.what == "may ask"] == ["Grad, GradDiff, LocalSteps -> Grad, GradDiff, LocalSteps, Gram"]
     approve(found)
     assert "Gram" in Policy.load(silo.policy).statistics
+    assert read_card(home / "silo/silo.json").statistics == Policy.load(silo.policy).statistics, "who asks sees it on the card"
     assert Policy.load(silo.policy).askers == (ASKER,)
 
 

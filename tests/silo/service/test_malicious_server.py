@@ -24,6 +24,7 @@ from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.privacy.accounting import Renyi
 from silodp.core.protocol.codec import OVERHEAD, QUERY, REPLY, VERSION, Answer, Envelope, Refusal, decode_reply, encode_query, sign_frame
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
+from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.core.sampling import WithoutReplacement as Without
@@ -40,7 +41,6 @@ from silodp.core.statistics import (
     SteeredSteps,
 )
 from silodp.silo.service.door import Door
-from silodp.silo.service.policy import CODES
 
 FRAMES = int(os.environ.get("SILODP_LONG", "5000"))
 TINY, HUGE = 5e-324, 1.7e308

@@ -14,10 +14,11 @@ import silodp
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian
 from silodp.core.protocol.codec import Envelope
+from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, LocalSteps
-from silodp.silo.service.policy import CODES, Policy
+from silodp.silo.service.policy import Policy
 
 MODEL, ASKER = "ab" * 32, "cd" * 32
 TOML = f"""

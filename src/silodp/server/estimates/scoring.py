@@ -26,8 +26,9 @@ from silodp.core.quality import Z
 from silodp.core.query import Query
 from silodp.core.statistics import Score, Statistic
 from silodp.core.weights import Weights
+from silodp.server.asking import why
 from silodp.server.estimates.calibration import Bin, Figure, edges, mean_risk, reliability, slope
-from silodp.server.federation import Absent, Port
+from silodp.server.federation import Absent, Port, StopRun
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,21 @@ def gaussian_for(kind: str, budgets: Sequence[Budget], releases: int = 1) -> Gau
 
 
 def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian) -> dict[int, np.ndarray]:
-    """The release of every silo that answers, by its number, at the statistic's own clip."""
-    found = {}
+    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput, with who refused and why, where too few do."""
+    found, codes = {}, {}
     for i, port in fed.each().items():
         try:
             found[i] = port.mean(Query(statistic, mechanism.clipped(statistic.norm)))[0].double().cpu().numpy()  # type: ignore[union-attr]
-        except Absent:
-            continue
+        except Absent as absent:
+            codes |= absent.codes
+        except StopRun as stop:
+            if not stop.codes:
+                raise BadInput(f"{stop}") from None
+            found, codes = {}, stop.codes
+            break
     if not found:
-        raise BadInput("no silo has answered; the gates' logs and `silodp silo status` say why")
+        said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
+        raise BadInput(f"no silo has answered what was asked, {type(statistic).__name__} ({said}){why(codes)}")
     return found
 
 

@@ -167,6 +167,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     card = replace(
         old, study=study.study, model=study.model, prox=study.prox, feature_map=study.feature_map, features=features, classes=place.classes,
         records=ledger.records, parameters=parameters, definition=study.definition, schema=found.schema.text if found.schema else "", checked=rules.checked,
+        statistics=rules.statistics,
     )  # fmt: skip
     limits = {"study": study.study, "definition": study.definition, "statistics": list(rules.statistics), "checked": rules.checked}
     _write(found.policy, limits, own, card)

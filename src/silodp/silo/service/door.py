@@ -1,6 +1,6 @@
 """The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
 
-What leaves is a release that has been charged and stored, or one code of `policy.CODES`. Which of them, and how long the frame is, is a
+What leaves is a release that has been charged and stored, or one code of `refusals.CODES`. Which of them, and how long the frame is, is a
 function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
 does depend a little on records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
 not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
@@ -36,6 +36,7 @@ from silodp.core.protocol.masks import ROW
 from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
 from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
+from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Release
 from silodp.silo.answer.exact import MAX_EDGES, Exact
 from silodp.silo.data.records import Records
@@ -44,7 +45,7 @@ from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import finish, known, take
 from silodp.silo.service.masking import Masker
-from silodp.silo.service.policy import CODES, HOUR, Policy, Shuffling
+from silodp.silo.service.policy import HOUR, Policy, Shuffling
 
 FINISHED = 10_000
 """Runs whose release is remembered in memory, newest first to stay."""

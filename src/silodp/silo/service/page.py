@@ -27,6 +27,7 @@ from silodp.core.errors import BadInput
 from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.codec import Answer, decode_reply
+from silodp.core.protocol.refusals import CODES
 from silodp.host import log
 from silodp.host.listener import LINE_CODES
 from silodp.host.lock import running
@@ -38,7 +39,7 @@ from silodp.silo.ledger.view import queries_of, said_of, summary_of
 from silodp.silo.service import daemon
 from silodp.silo.service.names import called, runs_of
 from silodp.silo.service.pause import paused, set_paused
-from silodp.silo.service.policy import CODES, Place, Policy
+from silodp.silo.service.policy import Place, Policy
 
 SHOWN = 200
 """Frames and charges that are listed, the latest."""

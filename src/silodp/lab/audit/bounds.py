@@ -71,24 +71,25 @@ def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: fl
 def refuted(first: np.ndarray, second: np.ndarray, claims: Sequence[tuple[float, float]], level: float) -> bool:
     """Whether the scores refute one of these claims (epsilon, delta), which hold together; a true list is refuted with probability <= `level`.
 
-    As `epsilon_lower`: which claim, threshold and direction is chosen on the even runs, and tested once on the odd ones by Clopper-Pearson.
+    As `epsilon_lower`: which claim, threshold and direction is chosen on some runs, here a third, and tested once on the others by Clopper-Pearson.
     A mechanism's accountant gives an epsilon for every delta; few runs see much more at a delta of a tenth than at one of 1e-5.
     """
     best, choice = -math.inf, None
     for sign in (1.0, -1.0):
         x, y = (first, second) if sign > 0 else (-second, -first)
-        even = len(x[::2]), len(y[::2])
-        for threshold in np.quantile(np.concatenate([x[::2], y[::2]]), np.linspace(0.01, 0.995, 100)):
-            a = (int((x[::2] > threshold).sum()) + 1) / (even[0] + 2)
-            hit = (int((y[::2] > threshold).sum()) + 1) / (even[1] + 2)
+        third = len(x[::3]), len(y[::3])
+        for threshold in np.quantile(np.concatenate([x[::3], y[::3]]), np.linspace(0.01, 0.995, 100)):
+            a = (int((x[::3] > threshold).sum()) + 1) / (third[0] + 2)
+            hit = (int((y[::3] > threshold).sum()) + 1) / (third[1] + 2)
             for epsilon, delta in claims:
                 factor = math.exp(min(epsilon, 500.0))
-                error = math.sqrt(hit * (1 - hit) / even[1]) + factor * math.sqrt(a * (1 - a) / even[0])
+                error = math.sqrt(hit * (1 - hit) / third[1]) + factor * math.sqrt(a * (1 - a) / third[0])
                 value = (hit - delta - factor * a) / error
                 if value > best:
-                    best, choice = value, (x[1::2], y[1::2], float(threshold), factor, delta)
+                    best, choice = value, (x, y, float(threshold), factor, delta)
     assert choice is not None
-    x, y, threshold, factor, delta = choice
+    *scores, threshold, factor, delta = choice
+    x, y = (np.delete(some, np.s_[::3]) for some in scores)
     a = upper(int((x > threshold).sum()), len(x), level / 2)
     b = upper(int((y <= threshold).sum()), len(y), level / 2)
     return 1 - b > factor * a + delta

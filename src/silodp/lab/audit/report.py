@@ -101,10 +101,12 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
 
     Where the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon, delta) of the accountant's, at any delta.
 
-    Deployed silos draw their coins one run at a time, so they have a quarter of the runs.
+    Deployed silos draw their coins one run at a time, so they have a quarter of the runs; masked totals at a claim of 6 have half as many again as
+    others, with which FACTOR times the claim is seen. At a claim of 1 it would take ten times a quarter, so the row says that it does not see it.
     """
     began = time.monotonic()
-    runs = max(100, runs // 4) if gate in COUNTED else runs
+    if gate in COUNTED:
+        runs = runs * 3 // 2 if gate == "deployed masks" and case.epsilon >= 6 else max(100, runs // 4)
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True

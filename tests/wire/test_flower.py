@@ -322,6 +322,28 @@ def test_silos_that_reply_with_rubbish_or_by_halves_cost_nobody_else_the_round()
     stalled.set()
 
 
+def test_long_questions_are_handed_over_a_few_at_a_time_and_one_that_the_engine_refuses_is_the_only_one_missing(monkeypatch):
+    monkeypatch.setattr(flower, "ROOM", 2500)
+    batches = []
+
+    class Grid:
+        def get_nodes(self):
+            return [SimpleNamespace(name=name, node_id=i + 1) for i, name in enumerate("abcde")]
+
+        def push_messages(self, messages):
+            batches.append({str(message.metadata.dst_node_id): message for message in messages})
+            return [] if any(len(message.content["query"]["frame"]) > 5000 for message in messages) else list(batches[-1])
+
+        def pull_messages(self, identities):
+            (message,) = (batch[identity] for identity in identities for batch in batches if identity in batch)
+            return [Message(RecordDict({"reply": ConfigRecord({"frame": message.content["query"]["frame"]})}), reply_to=message)]
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    frames = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "d": b"d" * 6000, "e": b"e" * 1000}
+    assert dict(flower.exchange(Grid(), frames, 600.0)) == {name: frame for name, frame in frames.items() if name != "d"}
+    assert [list(batch) for batch in batches] == [["1", "2"], ["3"], ["4"], ["5"]]
+
+
 def test_names_and_paths_that_cannot_work_are_refused(tmp_path):
     for silos in (["a", "a"], ["../up"], ["job"]):
         with pytest.raises(BadInput):

@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import accumulate
 from types import SimpleNamespace
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -41,8 +42,9 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from silodp.host import metrics
+from silodp.host.frames import Frames
 from silodp.wire.hub import GRACE, LONGEST, serve_hub
-from silodp.wire.many import LARGEST
+from silodp.wire.many import LARGEST, ROOM
 from silodp.wire.socket import CODES, Socket, Unreached
 
 BUNDLE = b"""[project]
@@ -151,10 +153,11 @@ def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> Iterato
     """One message per connected silo; the replies as they come within `timeout` seconds. A silo that replies by halves delays no other."""
     deadline = time.monotonic() + timeout
     nodes = _nodes(grid)
-    asked = [name for name in frames if name in nodes]
-    records = [RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})}) for name in asked]
-    messages = [Message(record, nodes[name], "query.ask", ttl=timeout + GRACE) for name, record in zip(asked, records, strict=True)]
-    sent = list(grid.push_messages(messages))
+    asked, sent = [name for name in frames if name in nodes], list[str]()
+    while batch := _batch(asked[len(sent) :], Frames.of(frames)):
+        records = [RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})}) for name in batch]
+        messages = [Message(record, nodes[name], "query.ask", ttl=timeout + GRACE) for name, record in zip(batch, records, strict=True)]
+        sent += list(grid.push_messages(messages)) or [""] * len(batch)
     came: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
 
     def wait(name: str, sent: str) -> None:
@@ -182,6 +185,12 @@ def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> Iterato
         for _ in asked:
             if found := came.get(timeout=max(0.0, deadline - time.monotonic())):
                 yield found
+
+
+def _batch(names: list[str], frames: Frames) -> list[str]:
+    """The first of them, whose frames fit into the room for what is held at once; one at least."""
+    ends = accumulate(frames.size(name) for name in names)
+    return names[: max(1, sum(end <= ROOM for end in ends))]
 
 
 def _frame(reply: Message) -> object:

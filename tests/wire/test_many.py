@@ -96,7 +96,7 @@ def test_replies_beyond_the_room_wait_at_their_gates_and_all_come(tmp_path, monk
 def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(tmp_path, monkeypatch):
     """Five of them fill the room and lack one byte each; they are let go of, and the others are read."""
     monkeypatch.setattr(many, "ROOM", 3 * MIB)
-    monkeypatch.setattr(many, "TURN", 0.05)
+    monkeypatch.setattr(many, "TURN", 1.0)
     honest = {f"s{i}": bytes([i]) * MIB for i in range(6)}
     slow = {f"slow{i}": framed(bytes(MIB))[:-1] for i in range(5)}
     with silos(tmp_path, slow | {name: framed(reply) for name, reply in honest.items()}) as (paths, _):

@@ -19,8 +19,8 @@ from silodp.host.frames import Frames
 
 ROOM = LARGEST = 2**28
 """Bytes of replies that are held at once, and of one reply: a longer one is not read."""
-TURN, PIECE = 1.0, 2**20
-"""Seconds, and as many again for each so many bytes that it lacks, that a reply has when the others wait for it."""
+TURN, PIECE = 5.0, 2**20
+"""Seconds in which a reply that the others wait for must have so many bytes more, or be whole."""
 AGAIN = 0.01
 """Seconds until a door with a queue is tried again."""
 
@@ -71,14 +71,14 @@ class Exchange:
         self._open: set[_Line] = set()
         self._held, self._paused = 0, 0.0
         self._deadline = self._now() + timeout
-        self._first: tuple[_Line | None, float] = None, 0.0
+        self._first: tuple[_Line | None, float, int] = None, 0.0, 0
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             stack.callback(lambda: [line.line.close() for line in self._open])
             while (self._outside or self._open) and (left := self._deadline - self._now()) > 0:
                 if self._held < ROOM:
-                    self._first = None, 0.0
+                    self._first = None, 0.0, 0
                     self._connect(selector)
                     ready = [key.data for key, _ in selector.select(min(left, AGAIN) if self._outside else left)] if self._open else []
                 else:
@@ -151,10 +151,10 @@ class Exchange:
         self._close(line, selector)
 
     def _alone(self, left: float, selector: selectors.BaseSelector) -> list[_Line]:
-        """The one that lacks least, while its turn is not over."""
+        """The one that lacks least, as long as it goes on."""
         line = min((line for line in self._open if line.came), key=lambda line: line.lacking)
-        if line is not self._first[0]:
-            self._first = line, self._now() + TURN * (1 + line.lacking / PIECE)
+        if line is not self._first[0] or len(line.came) >= self._first[2]:
+            self._first = line, self._now() + TURN, len(line.came) + PIECE
         if (turn := self._first[1] - self._now()) <= 0:
             self._drop(line, selector)
             return []

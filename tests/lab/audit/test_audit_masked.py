@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from silodp.core.privacy.accounting import gdp_epsilon
@@ -52,3 +53,18 @@ def test_server_and_colluding_silos_learn_what_the_others_noise_allows_and_less_
     assert 0.97 * most - 5 * error < mu < most + 5 * error
     assert 0.85 * case.epsilon < gdp_epsilon(most, case.delta) < case.epsilon
     assert {case.epsilon for case, gate in report.cases() if gate == "deployed masks"} == set(report.CLAIMS)
+
+
+def test_masked_totals_are_attacked_often_enough_to_see_a_claim_of_6_that_is_too_small_and_say_where_they_are_not(monkeypatch):
+    """By normal scores as far apart as an attack on these very gates found them; at half as much again, as far as the plan's noise makes it."""
+    apart = {6.0: 1.21, 9.0: 1.74, 1.0: 0.276, 1.5: 0.40}
+
+    def scores(case, gate, runs, seed):
+        drawn = np.random.default_rng(seed).normal(size=(2, runs))
+        return drawn[0] - apart[case.epsilon] / 2, drawn[1] + apart[case.epsilon] / 2
+
+    monkeypatch.setattr(report, "_scores", scores)
+    for claim, runs, sees in ((6.0, 30_000, True), (1.0, 5_000, False)):
+        (case,) = (case for case, gate in report.cases(None, (claim,)) if gate == "deployed masks")
+        row = report.row_of(case, "deployed masks", report.RUNS, 0)
+        assert (row["runs"], row["sees"], row["alarm"]) == (runs, sees, False)

@@ -194,6 +194,17 @@ def test_totals_are_tried_at_the_noise_of_their_plan_whoever_may_collude(colludi
     assert tried == pytest.approx(2 / int(planned.levels) * math.sqrt(coins) / sum(CLINICS), rel=1 / 6)
 
 
+def test_models_that_bend_are_tried_only_where_the_noise_that_colluders_leave_is_little_enough_for_them():
+    """Of ten silos in a total; the noise that counts is that of those who do not collude, so with eight of ten there is sqrt(5) times as much."""
+    ten, searched = facts((300,) * 10), {}
+    for colluding in (0, 5, 8):
+        searched[colluding] = Search(Order(epsilon=("1",), trust="masks", colluding=colluding), ten, load, None)
+    curator = Search(Order(epsilon=("1",), trust="central"), ten, load, None)
+    for colluding, search in searched.items():
+        assert curator.worth / search.worth == pytest.approx(1.1 * math.sqrt(10 / (10 - colluding)))
+    assert [search.models for search in searched.values()] == [["logistic", "additive:6"], ["logistic", "additive:6"], ["logistic"]]
+
+
 def test_too_many_colluders_are_refused_when_a_total_is_tried_as_when_it_is_planned():
     with pytest.raises(BadInput, match="nobody to hide among"):
         choose(Order(epsilon=("2",), trust="masks", colluding=3), facts(), effort=QUICK)

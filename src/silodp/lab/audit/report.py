@@ -201,7 +201,7 @@ def special_of(row: dict[str, Any]) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     drawn = Table(
-        title=f"Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 x {max(row['runs'] for row in rows)} runs"
+        title=f"Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 x {max(row['runs'] for row in rows)} runs at most"
     )
     for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
         drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)

@@ -47,6 +47,7 @@ from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.order import Order, targets
 from silodp.server.prepare import asked_at_least, least_of, prepare
+from silodp.server.settings import participation_by_name
 
 FINALISTS = 16
 """How many candidates are looked at again on fresh records."""
@@ -108,6 +109,8 @@ class Search:
         self.worth = (
             sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min()) if order.trust != "isrl" else 1 / noise
         )
+        if order.totals:
+            self.worth /= _of_totals(order, facts.counts, participation_by_name(order.participation, len(facts.counts), order.coins)())
         self.models = [order.model] if order.model else models_for(facts, self.worth)
         self.effort = effort or self._effort()
         self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))

@@ -294,3 +294,10 @@ def test_disjoint_batches_leave_localized_steps_the_risk_that_is_said(monkeypatc
         found.append(f"{runs.mean():.3f} ± {runs.std() / 4:.3f}")
     said = "(n = 80, N = 120, d = 10, epsilon 1, 16 draws of the noise) all records leave {} of excess risk and disjoint batches {}"
     assert said.format(*found) in words_of("docs/algorithms/localized.md")
+
+
+def test_totals_lie_within_five_per_cent_of_central_dp():
+    rows = table("masks-mnist-pairs")
+    by = {(r["curve"], r["epsilon"]): r["test_error"] for r in rows}
+    assert {epsilon for _, epsilon in by} == {0.75, 1.0, 1.5}
+    assert all(by[curve, e] / by["mb-sgd-central", e] < 1.05 for curve, e in by)

@@ -14,8 +14,8 @@ from silodp.host import atomic
 from silodp.lab.studies import rates
 from silodp.lab.studies.compare import NOTE, improvement, read_table
 from silodp.lab.studies.figures import draw_comparison, draw_rates
-from silodp.lab.studies.study import AGAIN, CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
-from silodp.lab.studies.trusts import one_screen, trust_table
+from silodp.lab.studies.study import CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
+from silodp.lab.studies.trusts import chance, one_screen, paired, trust_table
 from silodp.lab.studies.verdict import read_trials
 from silodp.lab.studies.verdict_page import line_of, write_verdict
 from silodp.lab.studies.verdict_read import Trials
@@ -330,38 +330,10 @@ def _trust(docs: Path, tables: Path) -> Path | None:
             *heading,
             f"[Table](figures/{name}.csv).\n",
             "\n".join(trust_table(rows, TRUST[name])) + "\n",
-            *_chance(rows, name, tables),
+            *paired(name, tables),
+            *chance(rows, name, tables),
         ]
     return _write(docs / "trust.md", parts)
-
-
-def _chance(rows: Sequence[dict], name: str, tables: Path) -> list[str]:
-    """Why a shuffled total may come out below central DP: the same comparison of SPIDER with other draws of the noise."""
-    again = [read_table(tables / f"{other}.csv") for other in AGAIN if other.startswith(name) and (tables / f"{other}.csv").exists()]
-    if not again:
-        return []
-    epsilons = TRUST[name].epsilons
-    draws = [
-        {e: -improvement([r for r in one if r["epsilon"] == e], "spider-central", "spider-shuffle") for e in epsilons}
-        for one in (rows, *again)
-    ]
-    below = [sum(change < 0 for change in one.values()) for one in draws]
-    lines = ["| draw | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |", "|---|" + "---:|" * len(epsilons)]
-    for at, one in enumerate(draws):
-        lines.append(f"| {at or 'the table above'} | " + " | ".join(f"{one[e]:+.1f} %" for e in epsilons) + " |")
-    others = [statistics.mean(one[e] for one in draws[1:]) for e in epsilons]
-    lines.append("| mean of the others | " + " | ".join(f"{change:+.1f} %" for change in others) + " |")
-    return [
-        "### Is a shuffled total better than central DP?\n",
-        f"No. The table has SPIDER's error under SDP below that under central DP at {below[0]} of {len(epsilons)} epsilons, and that is chance. At "
-        "the same budget the two are nearly the same mechanism: a total's noise has 1.1 to 2.7 % more standard deviation than central DP's by the "
-        "same Renyi accounting, with the same shares for anchors and differences, and exact accounting would let central DP have 4.4 to 6.8 % less. "
-        "The cells of a column are not seven trials: under central DP all epsilons share one draw of the noise for each split. And from epsilon 6 on "
-        "the steps 0.75 and 1 have nearly the same training loss, so that chance picks one, and the test error moves by about 5 % with it. "
-        f"SPIDER's SDP over central DP, with {len(again)} other draws on the same splits (`silodp reproduce trust --data-dir DIR`):\n",
-        "\n".join(lines) + "\n",
-        f"With the other draws SDP is below in {sum(below[1:])} of {len(again) * len(epsilons)} cells.\n",
-    ]
 
 
 # --- words ------------------------------------------------------------------------------------------------------------------------

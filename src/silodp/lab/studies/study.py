@@ -348,7 +348,16 @@ MASKS: dict[str, Study] = {
 }
 """The same algorithms in masked totals; a figure of its own, to be drawn into that of TRUST."""
 
-STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN, **MASKS}
+PAIRED: dict[str, Study] = {
+    f"{name}-pairs": replace(
+        study, grid=replace(study.grid, steps=(0.25, 0.375, 0.5, 0.625, 0.75), clips=(10.0,)), trials=20, draw=1, epsilons=(0.75, 1.0, 1.5),
+        methods=("mb-sgd-masks", "mb-sgd-shuffle", "mb-sgd-central"),
+    )
+    for name, study in MASKS.items()
+}  # fmt: skip
+"""MB-SGD in totals and under central DP, over more splits and finer steps: of few of both, chance picks the step, which moves more than what is compared."""
+
+STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN, **MASKS, **PAIRED}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
@@ -380,7 +389,7 @@ def studies_by_name(name: str) -> dict[str, Study]:
         "leaderboard": {**LEADERBOARD, **FEATURES},
         "linear": FEATURES,
         "variance": VARIANCE,
-        "trust": {**TRUST, **AGAIN},
+        "trust": {**TRUST, **AGAIN, **MASKS, **PAIRED},
     }
     found = families.get(name) or {k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)}
     if not found:

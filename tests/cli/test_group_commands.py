@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from silodp.cli import score as module
 from silodp.cli.app import app, main
+from silodp.cli.federation import _statistics
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.pages import runs
@@ -20,6 +21,7 @@ from silodp.pages.report import report
 from silodp.pages.statements import nist
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
+from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
 
@@ -186,38 +188,55 @@ def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch
 # --- over a gate --------------------------------------------------------------------------------------------------------------------------
 
 
-class OwnDoor:
-    """A carrier to one silo's door in this process."""
+class Doors:
+    """A carrier to the doors of silos in this process."""
 
-    def __init__(self, door):
-        self.door = door
+    def __init__(self, **doors):
+        self.doors = doors
 
     def exchange(self, frames, timeout):
-        return {name: self.door.handle(frame) for name, frame in frames.items()}
+        return {name: self.doors[name].handle(frame) for name, frame in frames.items()}
 
     def names(self):
-        return ["clinic"]
+        return list(self.doors)
+
+
+def deployed(trained, folder, name, file, **more):
+    """A silo with half of its records held out: where its policy is, what that says, its ledger, and its door under other rules."""
+    asker = ASKER.public_key().public_bytes_raw().hex()
+    about = {"label": "ill", "name": name, "epsilon": 20.0, "model": "logistic", "askers": [asker], "held_out": 0.5} | more
+    made = provision(folder / name, data=trained / file, schema=trained / "schema.toml", registry=folder / "registry", **about)
+    policy, place = Policy.load(made.policy), Place.load(made.policy)
+    ledger = DurableLedger.open(Path(place.ledger))
+
+    def door(**rules):
+        return open_door(replace(policy, **rules), place, None, ledger, registry=folder / "registry")[0]
+
+    return made.policy, policy, ledger, door
+
+
+def federate(trained, folder, **policies):
+    (folder / "asker.key").write_text(ASKER.private_bytes_raw().hex())
+    (folder / "federation.json").write_text(json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""}))
+    shutil.copytree(trained / "run", folder / "runs/1")
 
 
 @pytest.fixture
 def gate(trained, tmp_path, monkeypatch):
     """A federation of one deployed silo, and the door of its gate."""
-    asker = ASKER.public_key().public_bytes_raw().hex()
-    about = {"label": "ill", "name": "clinic", "epsilon": 20.0, "model": "logistic", "askers": [asker], "held_out": 0.5}
-    made = provision(tmp_path / "clinic", data=trained / "a.csv", schema=trained / "schema.toml", registry=tmp_path / "registry", **about)
-    policy, place = Policy.load(made.policy), Place.load(made.policy)
-    ledger = DurableLedger.open(Path(place.ledger))
+    path, policy, ledger, own = deployed(trained, tmp_path, "clinic", "a.csv")
+    federate(trained, tmp_path, clinic=path)
 
     def door(**rules):
-        return OwnDoor(open_door(replace(policy, **rules), place, None, ledger, registry=tmp_path / "registry")[0])
+        return Doors(clinic=own(**rules))
 
-    (tmp_path / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    state = {"version": 1, "engine": "direct", "silos": {"clinic": made.policy}, "registry": ""}
-    (tmp_path / "federation.json").write_text(json.dumps(state))
-    shutil.copytree(trained / "run", tmp_path / "runs/1")
     carrier = [door()]
     monkeypatch.setattr(module, "carrier_of", lambda *_: carrier[0])
     return tmp_path, ledger, policy, carrier, door
+
+
+def less(policy, name):
+    return tuple(each for each in policy.statistics if each != name)
 
 
 def charges(ledger):
@@ -244,7 +263,7 @@ def test_a_gate_is_asked_twice_within_one_price_and_once_for_all(gate):
 
 def test_a_gate_that_does_not_allow_it_is_paid_for_nothing(gate):
     folder, ledger, policy, carrier, door = gate
-    carrier[0] = door(statistics=tuple(name for name in policy.statistics if name != "GroupScore"))
+    carrier[0] = door(statistics=less(policy, "GroupScore"))
     with pytest.raises(BadInput, match="their policies must allow GroupScore"):
         silodp("federation", "evaluate", "--folder", folder, "--by", "sex")
     for by, more, sentence in (("x", (), "sex, smoker"), ("sex", ("--cap", "nan"), "cap")):
@@ -265,3 +284,98 @@ def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_ref
     (sentence,) = capsys.readouterr().err.splitlines()
     assert f"{asked} (clinic statistic). (statistic): The policy does not allow this statistic" in sentence
     assert not charges(ledger)
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [({"minimum_noise_multiplier": 0.01}, "budget"), ({"clip": (0.1, 1.0)}, "clip"), ({"statistics": "Score"}, "statistic")],
+)
+def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_kept(gate, rules, code, monkeypatch, capsys):
+    folder, ledger, policy, carrier, door = gate
+    carrier[0] = door(**(rules if code != "statistic" else {"statistics": less(policy, "Score")}))
+    epsilon = 4
+    if code == "budget":  # of what is left half is enough for one question and not for both
+        epsilon = 15
+        silodp("federation", "evaluate", "--folder", folder, "--epsilon", epsilon)
+        (folder / "runs/1/evaluations.jsonl").unlink()
+    before, spent = len(charges(ledger)), ledger.spent()
+    words = ["silodp", "federation", "evaluate", "--folder", str(folder), "--epsilon", str(epsilon), "--bins", "8", "--by", "sex"]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", [*words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        told, (sentence,) = (lambda said: (said.out, said.err.splitlines()))(capsys.readouterr())
+        assert f"there is no score of all records: no silo has answered what was asked, Score (clinic {code})" in sentence
+        assert "the figures of groups, which were paid for, are shown and kept in" in sentence
+        if not more:
+            assert "The model is clearly less accurate where sex is male" in told
+            assert "Too noisy to say: " in told, "of the group in which nobody is"
+            assert "The price below is for the groups alone" in told
+    answer = json.loads(told)
+    (half,) = charges(ledger)[before:]
+    assert half == pytest.approx(gdp_mu(Budget(epsilon, answer["silos"][0]["delta"])) ** 2 / 2)
+    assert 0.6 * epsilon < answer["silos"][0]["epsilon"] < 0.75 * epsilon
+    if not spent:
+        assert ledger.spent() == pytest.approx(answer["silos"][0]["epsilon"], rel=1e-6)
+    (kept,) = (json.loads(line) for line in (folder / "runs/1/evaluations.jsonl").read_text().splitlines())
+    assert kept == answer
+    assert answer["groups"]["held_out"] == HELD
+    run = runs.read(folder / "runs/1")
+    for page in (report(run), card(run)):
+        assert "The model is clearly less accurate where sex is male, 0." in page
+        assert f"There is no score of all records: no silo has answered what was asked, Score (clinic {code})" in page
+
+
+def test_questions_of_an_evaluation_are_runs_of_their_own_and_columns_share_the_score(gate):
+    folder, ledger, _, carrier, door = gate
+    carrier[0] = door(queries_per_run=1)
+    asked = ("federation", "evaluate", "--folder", folder, "--epsilon", 4, "--by")
+    first, second = (silodp(*asked, column) for column in ("sex", "smoker"))
+    assert first["scores"] == second["scores"]
+    assert len(charges(ledger)) == 3, "of the second column the groups alone are paid for"
+
+
+def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_them(trained, tmp_path, monkeypatch):
+    (a, _, first, open_a), (b, policy, second, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+    federate(trained, tmp_path, a=a, b=b)
+    asked = ("federation", "evaluate", "--folder", tmp_path, "--epsilon", 6, "--by", "sex")
+    doors = Doors(a=open_a(), b=open_b(statistics=less(policy, "GroupScore")))
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
+    got, words = silodp(*asked), said(*asked)
+    assert [row["name"] for row in got["scores"]] == ["all", "a", "b"]
+    assert got["scores"][0]["held_out"] == 2 * HELD
+    assert got["groups"]["held_out"] == HELD
+    assert (got["groups"]["without"], got.get("without")) == ({"b": "statistic"}, None)
+    assert "Not in the figures of groups: b statistic. (statistic): The policy does not allow this statistic." in words
+    assert [len(charges(ledger)) for ledger in (first, second)] == [2, 1]
+    prices = [silo["epsilon"] for silo in got["silos"]]
+    assert prices == pytest.approx([6.0, second.spent()], rel=1e-3)
+    assert prices[1] < 4.5
+    doors.doors["b"] = open_b(statistics=("Grad",))
+    got, words = silodp(*asked, "--bins", 8), said(*asked, "--bins", 8)
+    assert (got["without"], got["groups"]["without"]) == ({"b": "statistic"},) * 2
+    assert [silo["epsilon"] for silo in got["silos"]] == [6.0, 0.0]
+    assert "Not in the figures of all records: b statistic" in words
+    assert "b: nothing was charged." in words
+    silodp("federation", "evaluate", "--folder", tmp_path, "--epsilon", 3)
+    assert len(charges(second)) == 1
+
+
+def test_a_silo_of_totals_allows_the_score_of_totals_alone(trained, tmp_path):
+    _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2))
+    assert {name for name in policy.statistics if "Score" in name} == {"ScoreTotal"}
+    _, policy, _, _ = deployed(trained, tmp_path, "g", "b.csv")
+    assert {name for name in policy.statistics if "Score" in name} == {"Score", "GroupScore"}
+    for trust, wanted in (("masks", {"ScoreTotal"}), ("shuffle", {"ScoreTotal"}), ("isrl", {"Score", "GroupScore"})):
+        assert {name for name in _statistics(0.2, False, trust) if "Score" in name} == wanted
+
+
+def test_why_something_is_too_noisy_is_said_where_only_a_groups_figure_is(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    words = said("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "sex")
+    kept = json.loads((run / "evaluations.jsonl").read_text())
+    assert not any(figure["too_noisy"] for row in kept["scores"] for figure in row["figures"].values())
+    assert words.count("Too noisy to say: ") == 1
+    for page in (report(runs.read(run)), card(runs.read(run))):
+        assert page.count("Too noisy to say: ") == 1

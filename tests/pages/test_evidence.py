@@ -84,6 +84,24 @@ def test_a_federations_price_is_said_to_be_of_training_alone_since_only_ledgers_
         assert "evaluations together" not in text
 
 
+def test_the_egress_names_each_evaluation_with_what_it_may_have_cost(federated, tmp_path, silodp):
+    run = shutil.copytree(federated, tmp_path / "evaluated")
+    told = [
+        {"scores": [], "silos": [{"name": "clinic", "epsilon": 2.72, "delta": 1e-6}], "groups": {"by": "sex", "rows": [], "note": ""}},
+        {
+            "scores": [{"name": "all", "held_out": 9, "classes": 2, "figures": {}}],
+            "silos": [{"name": "clinic", "epsilon": 4.0, "delta": 1e-6}],
+        },
+    ]
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    code, _, wrong = silodp("evidence", run, "--out", tmp_path / "e.zip", "--key", tmp_path / "our.key")
+    assert code == 0, wrong
+    page = evidence.verify((tmp_path / "e.zip").read_bytes()).files["egress.md"].decode()
+    said = "private answers about held-out records"
+    assert f"| Evaluation 1 | {said}, by sex: clinic at most epsilon 2.72 at delta 1e-06 | evaluations.json |" in page
+    assert f"| Evaluation 2 | {said}: clinic at most epsilon 4 at delta 1e-06 | evaluations.json |" in page
+
+
 def test_every_statement_has_a_source_in_the_archive_or_says_that_it_is_not_covered(made):
     found = evidence.verify(made.read_bytes())
     for name in ("nist-sp-800-226.md", "edpb-28-2024.md", "egress.md"):

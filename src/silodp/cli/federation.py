@@ -174,7 +174,7 @@ def _make(
     for name, path in files.items():
         made = provision(
             folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
-            statistics=_statistics(held_out, allow_profile), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
+            statistics=_statistics(held_out, allow_profile, trust), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
             **reading, **shuffled, **masked, **named,
         )  # fmt: skip
         policies[name] = made.policy
@@ -199,11 +199,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", letters)[:64] or "silo"
 
 
-def _statistics(held_out: float, profile: bool) -> tuple[str, ...]:
+def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
+    from silodp.silo.service.provision import scores_of
+
     training = ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram")
     return (
         training
-        + ("Score", "GroupScore", "ScoreTotal") * bool(held_out)
+        + scores_of("gdp" if trust == "isrl" else "totals") * bool(held_out)
         + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
     )
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from silodp.cli import federation_members  # noqa: F401  (its commands)
-from silodp.cli.console import dump, say, show, table
+from silodp.cli.console import dump, say
 from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_folder import last_run
@@ -21,14 +22,17 @@ from silodp.cli.federation_run import federation
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import Project
-from silodp.cli.score_tables import show_groups, show_profile, show_survival
+from silodp.cli.score_tables import show_charged, show_evaluation, show_profile, show_survival
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.host.cards import read_card
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
+    from silodp.server.estimates.groups import Groups
     from silodp.server.federation import Channel, Federation
 
 
@@ -46,10 +50,6 @@ Charge = Annotated[float, typer.Option("--epsilon", help="What each silo pays fo
 Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")]
 REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
 TOTALS = "The server sees one total over all silos, so there are no figures by silo; the price is before the server."
-SAID = (
-    "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
-    "estimated from released figures; 95 %: the interval by both together."
-)
 
 
 def evaluate(
@@ -76,9 +76,7 @@ def evaluate(
         answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
     if as_json:
         return dump(answer)
-    _show_scores(answer["scores"])
-    if "groups" in answer:
-        show_groups(answer["groups"])
+    show_evaluation(answer)
     if answer["trust"] in ("masks", "shuffle"):
         say(TOTALS)
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
@@ -120,7 +118,7 @@ def profile(
     if schema:
         say("Features are what the schema makes of the columns: numbers go from -1 to 1 over their public range.")
     show_profile(answer)
-    _show_charged(answer["silos"])
+    show_charged(answer["silos"])
 
 
 Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
@@ -149,7 +147,7 @@ def survival(
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
     if show_survival(answer, page, as_json):
-        _show_charged(answer["silos"])
+        show_charged(answer["silos"])
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -179,8 +177,8 @@ def federation_evaluate(
 
     from silodp.host.model import contents, refuse_personal
     from silodp.server.approval import check_study
-    from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
-    from silodp.server.estimates.scoring import as_rows, asked_of, gaussian_for, score
+    from silodp.server.estimates.groups import groups_of
+    from silodp.server.estimates.scoring import as_rows, asked_of
     from silodp.server.folder import read_run
     from silodp.server.order import Order
 
@@ -200,10 +198,9 @@ def federation_evaluate(
     schema = Schema.parse(cards[0].schema, f"the card of {cards[0].name}") if cards[0].schema else None
     label, seen = schema.label if schema else None, {}
     asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
-    held, names, trust = [card.held_out for card in cards], [card.name for card in cards], _trust(folder, cards)
+    held, trust = [card.held_out for card in cards], _trust(folder, cards)
     asked_of(**asked)  # what is senseless is said before anything is asked
     groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map) if by is not None else None
-    words += f" by {by}" if groups else ""
     with interruptible(REPEATED):
         if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
@@ -214,25 +211,26 @@ def federation_evaluate(
             colluding = max(card.colluding for card in cards) if trust == "masks" else None
             query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked)
             found = score_total(_channel(folder, cards, words, deadline), query, counts=counts, held_out=held, **asked)
+            seen = {"scores": as_rows(found, len(cards[0].classes))}
         else:
-            fed, questions = _remote(folder, cards, words, deadline), QUESTIONS if groups else 1
-            seen = {"groups": score_groups(fed, w, gaussian_for(KIND, budgets, questions), groups, held)} if groups else {}
-            found = score(fed, w, gaussian_for("score", budgets, questions), names=names, held_out=held, **asked)
-    answer = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets), "cap": cap, "bins": bins}
-    answer |= {"run": place.name, "trust": trust} | seen
+            seen = _asked_of_each(lambda more: _remote(folder, cards, words + more, deadline), cards, budgets, w, groups, **asked)
+    answer = {"scores": [], "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
     if as_json:
-        return dump(answer)
-    _show_scores(answer["scores"])
-    if "groups" in answer:
-        show_groups(answer["groups"])
-    if trust != "isrl":
-        say(TOTALS)
-    _show_charged(answer["silos"])
+        dump(answer)
+    else:
+        show_evaluation(answer)
+        if trust != "isrl":
+            say(TOTALS)
+        show_charged(answer["silos"])
+    if "refused" in answer:
+        raise BadInput(
+            f"there is no score of all records: {answer['refused']}; the figures of groups, which were paid for, are shown and kept in {kept}"
+        )
 
 
 @federation.command("profile")
@@ -260,7 +258,7 @@ def federation_profile(
     if as_json:
         return dump(answer)
     show_profile(answer)
-    _show_charged(answer["silos"])
+    show_charged(answer["silos"])
 
 
 @federation.command("survival")
@@ -286,7 +284,7 @@ def federation_survival(
         found = survival_of(fed, gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
     answer = found | {"silos": _charged(cards, budgets)}
     if show_survival(answer, page, as_json):
-        _show_charged(answer["silos"])
+        show_charged(answer["silos"])
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
@@ -302,6 +300,41 @@ def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) ->
     from silodp.server.federation import Everyone, Federation
 
     return Federation(_channel(folder, cards, asked, deadline, totals=False), Everyone(len(cards)))
+
+
+def _asked_of_each(
+    ask: Callable[[str], Federation], cards: Sequence[Card], budgets: Sequence[Budget], w: Tensor, groups: Groups | None, **asked: Any
+) -> dict[str, Any]:
+    """What the silos answer, who is not in it, and what each silo may have been charged.
+
+    Groups come first: where no policy allows them, nothing is paid. Each question is a run of its own, so that whoever refuses one is asked the
+    other; the score beside groups is the same question whatever their column is, and is paid for once.
+    """
+    from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
+    from silodp.server.estimates.groups import KIND, QUESTIONS, score_groups
+    from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+    from silodp.server.remote import maybe_charged
+
+    held, names, questions = [card.held_out for card in cards], [card.name for card in cards], QUESTIONS if groups else 1
+    seen, without = dict[str, Any](), [dict[str, str]() for _ in range(questions)]
+    if groups:
+        seen["groups"] = score_groups(ask(f" by {groups.by}"), w, gaussian_for(KIND, budgets, questions), groups, held, without[1])
+        seen["groups"] |= {"without": without[1]} if without[1] else {}
+    try:
+        mechanism = gaussian_for("score", budgets, questions)
+        found = score(ask(" beside groups" if groups else ""), w, mechanism, names=names, held_out=held, without=without[0], **asked)
+        seen |= {"scores": as_rows(found, len(cards[0].classes))} | ({"without": without[0]} if without[0] else {})
+    except BadInput as refusal:
+        if not groups:
+            raise
+        seen["refused"] = str(refusal)
+    charged = [maybe_charged({*names} - codes.keys(), codes) for codes in without]
+    seen["silos"] = _charged(cards, budgets)
+    for silo, budget in zip(seen["silos"], budgets, strict=True):
+        share = sum(silo["name"] in each for each in charged) / questions
+        if share < 1:  # a part so small that delta alone covers it is not nothing
+            silo["epsilon"] = share and (gdp_epsilon(gdp_mu(budget) * math.sqrt(share), budget.delta) or budget.epsilon)
+    return seen
 
 
 def _trust(folder: Path, cards: Sequence[Card]) -> str:
@@ -337,38 +370,3 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
 
 def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
     return [{"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta} for card, budget in zip(cards, budgets, strict=True)]
-
-
-def _show_charged(silos: Sequence[dict]) -> None:
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
-
-    for silo in silos:
-        if "spent_epsilon" in silo:
-            say(f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta {rounded_up(silo['delta'])} for this.")
-        else:
-            say(
-                f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
-            )
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------------------------
-
-
-def _show_scores(rows: Sequence[dict]) -> None:
-    from silodp.core import quality
-    from silodp.core.figures import WHY
-
-    whole = rows[0]
-    if words := quality.verdict(whole):
-        say(words, style="bold")
-    lines = [(name.replace("auc", "AUC"), *quality.cells(whole, name)) for name in whole["figures"]]
-    show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
-    if stretches := quality.reliable(whole):
-        show(table("predicted risk|observed share>|95 %>!|records>", stretches, title="Do the risks come true?"))
-    if len(rows) > 2:
-        columns, by_silo = quality.by_silo(rows)
-        show(table("|".join([columns[0], *(f"{name}>" for name in columns[1:])]), by_silo, title="By silo"))
-    say(SAID)
-    if any(figure["too_noisy"] for row in rows for figure in row["figures"].values()):
-        say(WHY)

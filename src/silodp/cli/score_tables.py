@@ -1,23 +1,62 @@
-"""How groups of records, survival curves and profiles are shown in a terminal."""
+"""How evaluations, survival curves and profiles are shown in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from silodp.cli.console import dump, say, show, table
 
 SHARED = "The price below is for both questions, of all records and of the groups; by itself each would have 0.7 times this noise."
+ALONE = "The price below is for the groups alone, at the noise that both questions would have had together."
+SAID = (
+    "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
+    "estimated from released figures; 95 %: the interval by both together."
+)
 
 
-def show_groups(groups: Mapping[str, Any]) -> None:
+def show_evaluation(answer: Mapping[str, Any]) -> None:
+    """The score of all records, then groups, as far as there are any, and whose answers are not in them."""
+    from silodp.core import quality
+    from silodp.core.figures import WHY
+
+    scores, groups = answer["scores"], answer.get("groups", {})
+    if scores:
+        _show_scores(scores)
+    _show_without("all records", answer)
+    if groups:
+        say(quality.differences(groups), style="bold")
+        (first, *rest), rows = quality.by_group(groups)
+        show(table("|".join([first, *(f"{name}>" for name in rest)]), rows, title=f"Held-out records by {groups['by']}"))
+        say(*filter(None, (groups["note"], SHARED if scores else ALONE)))
+        _show_without("groups", groups)
+    if quality.noisy([*scores, *groups.get("rows", ())]):
+        say(WHY)
+
+
+def _show_without(what: str, found: Mapping[str, Any]) -> None:
+    from silodp.server.asking import why
+
+    if codes := found.get("without"):
+        said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
+        say(f"Not in the figures of {what}: {said}{why(codes)}.")
+
+
+def _show_scores(rows: Sequence[dict]) -> None:
     from silodp.core import quality
 
-    say(quality.differences(groups), style="bold")
-    (first, *rest), rows = quality.by_group(groups)
-    show(table("|".join([first, *(f"{name}>" for name in rest)]), rows, title=f"Held-out records by {groups['by']}"))
-    say(*filter(None, (groups["note"], SHARED)))
+    whole = rows[0]
+    if words := quality.verdict(whole):
+        say(words, style="bold")
+    lines = [(name.replace("auc", "AUC"), *quality.cells(whole, name)) for name in whole["figures"]]
+    show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
+    if stretches := quality.reliable(whole):
+        show(table("predicted risk|observed share>|95 %>!|records>", stretches, title="Do the risks come true?"))
+    if len(rows) > 2:
+        columns, by_silo = quality.by_silo(rows)
+        show(table("|".join([columns[0], *(f"{name}>" for name in columns[1:])]), by_silo, title="By silo"))
+    say(SAID)
 
 
 def show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
@@ -52,3 +91,19 @@ def show_profile(answer: dict) -> None:
         rows = ((row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}") for row in answer["classes"])
         show(table("class|records>|weight>", rows, title="Classes"))
     say("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")
+
+
+def show_charged(silos: Sequence[dict]) -> None:
+    """What each silo has paid, or may have."""
+    from silodp.core.figures import shown
+    from silodp.core.privacy.accounting import rounded_up
+
+    for silo in silos:
+        if not silo["epsilon"]:
+            say(f"{silo['name']}: nothing was charged.")
+        elif "spent_epsilon" in silo:
+            say(f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta {rounded_up(silo['delta'])} for this.")
+        else:
+            say(
+                f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
+            )

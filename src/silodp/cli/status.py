@@ -101,7 +101,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
         rows.append(
             {
                 "folder": str(path), "kind": run.kind, "state": _state(path, run.state), "study": about.get("study") or "", "model": model, "algorithm": run.algorithm,
-                "spent_at_most": spent[0] if spent else None, "evaluations": len(run.evaluations), "found": _found(run.evaluations), "held_out": held_out,
+                "spent_at_most": spent[0] if spent else None, "evaluations": len(run.evaluations), "found": _found(run.scored), "held_out": held_out,
                 "begun": record.stat().st_mtime if record.exists() else 0.0,
             }
         )  # fmt: skip

@@ -155,6 +155,11 @@ def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     ]
 
 
+def noisy(rows: Sequence[Row]) -> bool:
+    """Whether something in them, or in what a group is compared with, is too noisy to say."""
+    return any(figure.get("too_noisy") for row in rows for part in (row, row.get("rest", row)) for figure in part["figures"].values())
+
+
 def differences(groups: Row) -> str:
     """One or two plain sentences: for which groups the model is clearly worse than for all others together, or that none can be seen; never that
     there is none.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core import quality
-from silodp.core.figures import NO_MU, TOO_NOISY, WHY, shown
+from silodp.core.figures import NO_MU, WHY, shown
 from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
 from silodp.core.problem.schema import Schema
 from silodp.host.model import about_of
-from silodp.pages.judged import grouped
+from silodp.pages.judged import grouped, refused
 from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
 
@@ -89,9 +89,10 @@ def _privacy(run: Run) -> str:
 
 
 def _scores(run: Run) -> str:
-    if not run.evaluations:
-        return "## Evaluation\nNone: nobody has asked held-out records how good the model is (`silodp evaluate`)."
-    scores = run.evaluations[-1]["scores"]
+    if not run.scored:
+        none = "None: nobody has asked held-out records how good the model is (`silodp evaluate`)."
+        return _explained(["## Evaluation", refused(run) if run.evaluations else none, *_groups(run)])
+    scores = run.scored[-1]["scores"]
     whole = scores[0]
     lines = [
         "## Evaluation",
@@ -103,7 +104,11 @@ def _scores(run: Run) -> str:
         "",
         "95 %: by the privacy noise and by the number of records together.",
     ]
-    return "\n".join([*lines, *(["", WHY] if any(TOO_NOISY in line for line in lines) else [])])
+    return _explained(lines)
+
+
+def _explained(lines: Sequence[str]) -> str:
+    return "\n".join([*lines, *(["", WHY] if any("too noisy" in line for line in lines) else [])])
 
 
 def _groups(run: Run) -> list[str]:

@@ -20,13 +20,18 @@ BASES = {
 
 def row_of(run: Run, basis: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
     """On which records the model was judged last, and how: the silos' own held-out ones before a simulation's test records."""
-    found = {"held-out": run.evaluations[-1]["scores"][0] if run.evaluations else None, "test": run.summary.get("test")}
+    found = {"held-out": run.scored[-1]["scores"][0] if run.scored else None, "test": run.summary.get("test")}
     return next(((name, row) for name, row in found.items() if row and basis in (None, name)), None)
 
 
 def grouped(run: Run) -> list[Mapping[str, Any]]:
     """What was found of groups of records: of each column that somebody asked by, the last."""
     return list({found["by"]: found for evaluation in run.evaluations if (found := evaluation.get("groups"))}.values())
+
+
+def refused(run: Run) -> str:
+    """Why there is no score of all records where there are groups alone."""
+    return f"There is no score of all records: {run.evaluations[-1].get('refused', 'the gates refused it')}."
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
@@ -46,12 +51,14 @@ def headline(run: Run) -> list[tuple[str, str]]:
 def judged(run: Run) -> list[Markup]:
     """What is known of the model's quality, as one section; nothing of a comparison."""
     if not (found := row_of(run)):
+        if run.evaluations:
+            return [section("judged", "How good the model is", tag("p", refused(run)), *_by_groups(run))]
         none = "Nobody has asked held-out records yet, so this page says what the model cost and not what it is worth. "
         command = "federation evaluate" if run.kind == "federation" else "evaluate"
         return [section("judged", "How good the model is", tag("p", none, tag("code", f"silodp {command}"), " asks them, for a price."))]
     basis, row = found
-    scores = run.evaluations[-1]["scores"] if basis == "held-out" else [row]
-    which = f", the last of {len(run.evaluations)} evaluations" if basis == "held-out" and len(run.evaluations) > 1 else ""
+    scores = run.scored[-1]["scores"] if basis == "held-out" else [row]
+    which = f", the last of {len(run.scored)} evaluations" if basis == "held-out" and len(run.scored) > 1 else ""
     parts = [tag("p", words, class_="lead") if (words := quality.verdict(row)) else ""]
     rows = [(name.replace("auc", "AUC"), *quality.cells(row, name)) for name in row["figures"]]
     parts.append(
@@ -63,13 +70,19 @@ def judged(run: Run) -> list[Markup]:
     if len(scores) > 2:
         columns, lines = quality.by_silo(scores)
         parts.append(table("By silo", columns, lines, numbers=range(1, len(columns))))
-    for groups in grouped(run) if basis == "held-out" else ():
+    parts += _by_groups(run, scores)
+    return [section("judged", "How good the model is", *parts)]
+
+
+def _by_groups(run: Run, scores: Sequence[Mapping[str, Any]] = ()) -> list[Markup]:
+    """What was found of groups, and why something in it, or in the scores above, is too noisy."""
+    parts, rows = [], [*scores]
+    for groups in grouped(run):
         columns, lines = quality.by_group(groups)
         parts.append(table(f"By {groups['by']}", columns, lines, numbers=range(1, len(columns))))
         parts.append(tag("p", f"{quality.differences(groups)} {groups['note']}".rstrip()))
-    if any(figure.get("too_noisy") for one in scores for figure in one["figures"].values()):
-        parts.append(tag("p", WHY, class_="soft small"))
-    return [section("judged", "How good the model is", *parts)]
+        rows += groups["rows"]
+    return [*parts, tag("p", WHY, class_="soft small")] if quality.noisy(rows) else parts
 
 
 def _reliability(row: Mapping[str, Any]) -> list[Markup]:
@@ -130,4 +143,4 @@ def _where(run: Run, basis: str) -> object:
     if basis == "test":
         row = run.summary["test"]
         return run.about.get("data"), row["held_out"], row.get("classes")
-    return tuple((row["name"], row["held_out"], row.get("classes")) for row in run.evaluations[-1]["scores"])
+    return tuple((row["name"], row["held_out"], row.get("classes")) for row in run.scored[-1]["scores"])

@@ -91,6 +91,11 @@ class Run:
     """What `silodp evaluate` has answered, in order."""
 
     @property
+    def scored(self) -> tuple[dict[str, Any], ...]:
+        """Those of them that have a score of all records: where gates refused it, there are groups alone."""
+        return tuple(evaluation for evaluation in self.evaluations if evaluation.get("scores"))
+
+    @property
     def questions(self) -> int:
         """What the server asked; each is asked of several silos at once."""
         return len(self.rounds) or int(self.summary.get("questions", 0))

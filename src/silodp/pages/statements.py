@@ -191,12 +191,26 @@ def egress(run: Run, files: Sequence[str]) -> str:
         "For an output checker (SATRE 2.0.1, section 3.3.07; SACRO's questions).",
         [
             ("What leaves the silo", f"{run.answers} private answers to {run.questions} questions, and the model made of them", "questions.json"),
+            *_evaluated(run),
             ("Statistical disclosure control", "differential privacy of every answer; no minimum cell counts are needed for it", "spends.json"),
             ("Who released it", "each silo's gate, by its officer's policy", "ledgers.json" if run.kind != "train" else "not covered: a simulation"),
             ("Files of this archive", ", ".join(files), "manifest.json"),
             ("Raw records, row-level outputs", "none", "manifest.json"),
         ],
     )  # fmt: skip
+
+
+def _evaluated(run: Run) -> list[tuple[str, str, str]]:
+    """What each evaluation may have cost, in one line."""
+    rows = []
+    for number, found in enumerate(run.evaluations, 1):
+        by = f", by {found['groups']['by']}" if "groups" in found else ""
+        each = "; ".join(
+            f"{s['name']} {'epsilon' if 'spent_epsilon' in s else 'at most epsilon'} {shown(s.get('spent_epsilon', s['epsilon']))} at delta {rounded_up(s['delta'])}"
+            for s in found["silos"]
+        )
+        rows.append((f"Evaluation {number}", f"private answers about held-out records{by}: {each}", "evaluations.json"))
+    return rows
 
 
 def croissant(schema: Schema, name: str) -> str:

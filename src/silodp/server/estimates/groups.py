@@ -74,14 +74,17 @@ def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = 
     return Groups(by, ("no", "yes"), first, 1, int(column.indicator), note)
 
 
-def score_groups(fed: Port, w: Tensor, mechanism: Gaussian, groups: Groups, held_out: Sequence[int]) -> dict[str, Any]:
+def score_groups(
+    fed: Port, w: Tensor, mechanism: Gaussian, groups: Groups, held_out: Sequence[int], without: dict[str, str] | None = None
+) -> dict[str, Any]:
     """For files and --json: of each group how many records it has, their share of right answers, and that of all other groups together.
 
     It is the first question of an evaluation: where no policy allows it, nothing has been paid for yet.
+    `without` is told who did not answer, and why.
     """
     statistic = GroupScore(w, groups.first, groups.features, groups.indicator)
     try:
-        released = ask_each(fed, statistic, mechanism)
+        released = ask_each(fed, statistic, mechanism, without)
     except (BadInput, StopRun) as stop:
         raise BadInput(
             f"there are no figures of groups: {stop}; the gates' logs say why, and their policies must allow GroupScore"

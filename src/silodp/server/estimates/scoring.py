@@ -65,9 +65,12 @@ def gaussian_for(kind: str, budgets: Sequence[Budget], releases: int = 1) -> Gau
     return Gaussian(kind, 1.0, math.sqrt(releases) / mu * (1 + 1e-9))  # so that their sum does not round above the budget
 
 
-def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian) -> dict[int, np.ndarray]:
-    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput, with who refused and why, where too few do."""
-    found, codes = {}, {}
+def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict[str, str] | None = None) -> dict[int, np.ndarray]:
+    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput, with who refused and why, where too few do.
+
+    `without` is told who did not answer, by the code that says why.
+    """
+    found, codes = {}, {} if without is None else without
     for i, port in fed.each().items():
         try:
             found[i] = port.mean(Query(statistic, mechanism.clipped(statistic.norm)))[0].double().cpu().numpy()  # type: ignore[union-attr]
@@ -76,7 +79,8 @@ def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian) -> dict[int, 
         except StopRun as stop:
             if not stop.codes:
                 raise BadInput(f"{stop}") from None
-            found, codes = {}, stop.codes
+            found = {}
+            codes |= stop.codes
             break
     if not found:
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
@@ -111,16 +115,17 @@ def score(
     cap: float,
     label: Label | None = None,
     loss: Loss | None = None,
+    without: dict[str, str] | None = None,
 ) -> list[Scores]:
     """Figures over all held-out records of the silos that answer, and of each; `held_out` is the public number of each silo's.
 
     With two classes there are an AUC and a calibration, from `bins` bins of the predicted probability. A schema's `label` says whether it is a
     survival time, of which there is a loss alone, and gives a number its own unit: the silos scale its public range to [-1, 1]. The `loss` that
-    the model was trained with says which weights of the classes are in its scores.
+    the model was trained with says which weights of the classes are in its scores. `without` is told who did not answer, and why.
     """
     asked, unit = asked_of(classes, bins, cap, label, loss)
     statistic = Score(w, asked.cells, cap / unit)
-    released = ask_each(fed, statistic, mechanism)
+    released = ask_each(fed, statistic, mechanism, without)
     noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
     total = sum(held_out[i] for i in released)
     rows = [scores_of("all", total, *pooled(released, statistic, mechanism, held_out), asked)]

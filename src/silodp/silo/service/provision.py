@@ -153,7 +153,7 @@ def provision(
     kept = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), n, rule)
-    limits["statistics"] += ("Score", "GroupScore", "ScoreTotal") if aside else ()
+    limits["statistics"] += scores_of(rule) if aside else ()
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -182,6 +182,11 @@ def provision(
             folder / place.ledger, rule=kept, budget=budget, records=n, identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
         )  # fmt: skip
     return made
+
+
+def scores_of(rule: str) -> tuple[str, ...]:
+    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer by itself, and nobody asks it for them."""
+    return ("ScoreTotal",) if rule == "totals" else ("Score", "GroupScore")
 
 
 def _place(

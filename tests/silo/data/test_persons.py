@@ -266,7 +266,7 @@ def test_no_shape_follows_how_many_rows_anybody_has(tmp_path):
     assert one[1].shape == two[1].shape
     problem = build(Words("logistic", SCHEMA), 2, load=lambda text: None)
     exacts = [Exact(problem, Records.of([pair]), partition=lambda name, batches: np.arange(4)) for pair in (one, two)]
-    assert exacts[0]._slots(3) == exacts[1]._slots(3)
+    assert exacts[0]._sizes(3) == exacts[1]._sizes(3)
     assert exacts[0].features == exacts[1].features == 2
 
 

@@ -57,18 +57,20 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
+from silodp.core.statistics import MAX_BINS, MAX_GROUPS, ClippedDiff, Gram, GroupScore, LocalSteps, Means, Rows, Score, Statistic
 from silodp.core.statistics import MAX_EDGES as MAX_EDGES
-from silodp.core.statistics import Gram, LocalSteps, Means, Rows, Score, Statistic
 from silodp.core.statistics.gram import MAX_FACTORS
 from silodp.silo.answer import lattice
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
-from silodp.silo.answer.slots import computed, pinned, slots, verify
+from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+SCORED, DIMS = 3 + 2 * max(MAX_BINS, MAX_GROUPS), [2**power for power in range(27)]
+"""Numbers in the longest row of a statistic that asks what the model says; and dimensions up to MAX_DIM, so many that every width is among theirs."""
 PLACES = "places of persons", 0
 """The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of this name."""
 MAX_COINS = 2**37
@@ -121,24 +123,24 @@ class Exact:
     def verify(self) -> None:
         """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
 
-        With the silo's own model, shapes and threads, at an ordinary point and at one that overflows, on made-up records.
+        With the silo's own model and threads, in chunks of all sizes in which a question can be answered, at an ordinary point and at one that
+        overflows, on made-up records.
         """
         if os.environ.get("OMP_DYNAMIC", "false").lower() != "false" or "OMP_THREAD_LIMIT" in os.environ:
             raise BadInput(
                 "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would decide how a record's numbers are rounded; unset it"
             )
         ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
-        sizes = {slot.stop - slot.start for slot in self._slots(dim)}
+        gradients, scores, wide = self._sizes(None), self._sizes(SCORED), set[int]().union(*map(self._sizes, DIMS))
         with pinned(self._threads):
             for w in (ordinary, 1e150 * ordinary):
-                verify(self._gradients([w]), like, sizes, dim, alive=w is ordinary)
-            score = Score(ordinary, 2, 1.0)
-            verify(self._rows_of(score), like, sizes, score.shape[-1])
+                verify(self._gradients([w]), like, gradients, dim, alive=w is ordinary)
+            verify(self._rows_of(ClippedDiff(ordinary, 0.9 * ordinary, 1.0)), like, gradients, dim, alive=False)
+            score, groups = Score(ordinary, MAX_BINS, 1.0), GroupScore(ordinary, 0, min(self.features, MAX_GROUPS), 0)
+            verify(self._rows_of(score), like, scores, score.shape[-1])
+            verify(self._rows_of(groups), like, scores, groups.shape[-1], alive=False)
             gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
-            if self.problem.person:
-                verify(self._rows_of(gram), like, sizes, gram.shape[-1])
-            else:
-                verify(gram.factors(self.problem, 0), like, sizes, gram.size)
+            verify(self._of_each(gram.factors(self.problem, 0)), like, wide, self._rows * gram.size)
         if self._products:
             with pinned(1):  # as each of its threads has
                 self._products.verify(self._n)
@@ -278,9 +280,10 @@ class Exact:
 
         def whole(x: Tensor, y: Tensor) -> Tensor:
             if multiply:
-                if self.problem.person:
-                    return multiplied(rows(x.flatten(0, 1), filled(y).flatten()), clip, gamma, present(y))
-                return multiplied(rows(x, y), clip, gamma)
+                factors = self._of_each(rows)(x, y)
+                return multiplied(
+                    factors.reshape(-1, factors.shape[1] // self._rows), clip, gamma, present(y) if self.problem.person else None
+                )
             if numbers is not None:
                 return levelled(rows(x, y), numbers, gamma)
             return quantised(rows(x, y) if stretch == 1.0 else rows(x, y) * stretch, clip, gamma)
@@ -289,17 +292,32 @@ class Exact:
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
-        for slot in self._slots(dim):
+        for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
             integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)
             total += integers.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
         return total.numpy()
 
-    def _slots(self, dim: int) -> list[slice]:
-        """The chunks in which all records are computed. What a score makes on its way, features and layers, is longer than the score itself.
+    def _of_each(self, factors: Rows) -> Rows:
+        """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
+        if not self.problem.person:
+            return factors
+        return lambda x, y: factors(x.flatten(0, 1), filled(y).flatten()).reshape(len(x), -1)
 
+    def _width(self, dim: int | None) -> int:
+        """Numbers that a record makes on its way, by which chunks are measured: of gradients, or of a statistic of `dim` numbers.
+
+        No question chooses the chunks in which the model is asked: they are of the gate's own model, and of scores as long as any is. What a score
+        makes on its way, features and layers, may be longer still. Wider rows than that are of statistics that do not ask the model, and have
+        chunks of an eighth, a 64th, and so on: few enough for `verify` to try them all.
         Of a person all this is made for each of its places, whether it has a row there or not.
         """
-        return slots(self._n, self._rows * max(dim, self.problem.dim, self.features))
+        width = max(self.problem.dim, self.features, SCORED if dim else 0)
+        while dim and width < dim:
+            width *= 8
+        return self._rows * width
+
+    def _sizes(self, dim: int | None) -> set[int]:
+        return lengths(self._n, size_of(self._width(dim)))
 
     def _mask(self, chosen: np.ndarray) -> np.ndarray:
         drawn = np.zeros(self._n, bool)

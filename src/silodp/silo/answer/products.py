@@ -38,7 +38,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
 from silodp.silo.answer.factors import Factored, Layer, Whole, bits_of, factors_of, outputs, part_of
-from silodp.silo.answer.slots import in_threads
+from silodp.silo.answer.slots import in_threads, lengths
 from silodp.silo.answer.traces import Tracer
 
 NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**28}, 2**11
@@ -177,7 +177,7 @@ class Products:
 
     def sizes(self, n: int) -> set[int]:
         """The lengths of the chunks of n records."""
-        return {min(self.chunk, n), n % self.chunk or min(self.chunk, n)}
+        return lengths(n, self.chunk)
 
     def rows(self, points: list[Tensor], clip: float, gamma: float):
         """Every number that is made of each record, floats and integers, as rows: for `slots.verify`."""

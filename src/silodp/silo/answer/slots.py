@@ -3,8 +3,9 @@
 A matrix product rounds a row by its place and by the number of rows beside it. If a batch were gathered into a tensor of its own, the other
 records' floats would say how many records were drawn, and a point w whose layers cancel turns a last bit into the whole clip: replacing or
 drawing one record would move them all, and amplification by sampling would be charged that does not hold. So:
- 1. Chunks and places follow from n and the numbers of coordinates alone, the shorter last chunk's too. All n records are computed for every
-    question, and a batch of any kind costs a full pass: at a Poisson rate of 0.05 twenty times what the batch alone would.
+ 1. Chunks and places follow from n and the silo's own model alone, the shorter last chunk's too: a question chooses none of them, but that one of
+    wide rows which do not ask the model has one of few shorter chunks (`Exact._width`). All n records are computed for every question, and
+    a batch of any kind costs a full pass: at a Poisson rate of 0.05 twenty times what the batch alone would.
  2. A record on which the computation raises is zero, and nobody else is (`computed`): no handler changes a shape or zeroes another's row.
  3. The number of threads is the same in every answer, and MKL may not take fewer (`pinned`); or each chunk is one thread's (`in_threads`).
 What remains assumed: in a chunk of a given shape a kernel makes row i from record i, its place and public numbers, and whether it raises on a
@@ -34,10 +35,20 @@ CHUNK = 2**20
 """Numbers in a chunk of records' gradients: 8 MiB."""
 
 
+def size_of(width: int) -> int:
+    """How many records are in a chunk, if each makes `width` numbers on its way."""
+    return max(1, CHUNK // width)
+
+
 def slots(n: int, width: int) -> list[slice]:
     """The chunks of n records of which each makes `width` numbers on its way."""
-    size = max(1, CHUNK // width)
+    size = size_of(width)
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def lengths(n: int, size: int) -> set[int]:
+    """Those of the chunks of n records in chunks of this size, the last one's too."""
+    return {min(size, n), n % size or min(size, n)}
 
 
 def computed(rows: Rows, x: Tensor, y: Tensor, dim: int, dtype: torch.dtype = torch.float64) -> Tensor:

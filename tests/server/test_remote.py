@@ -281,6 +281,10 @@ def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_
     ]
 
 
+def test_a_silo_whose_ledger_knows_the_question_may_have_paid_for_it():
+    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic"}) == {"a", "b"}
+
+
 class Streamed(Local):
     """Brings replies one by one, in an order of its own."""
 

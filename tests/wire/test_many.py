@@ -63,6 +63,15 @@ def silos(folder, replies):
             listener.close()
 
 
+class Clock:
+    """Seconds that pass only where the test says so."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def framed(reply: bytes) -> bytes:
     return len(reply).to_bytes(4, "big") + reply
 
@@ -108,19 +117,25 @@ def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(t
         assert found == honest
 
 
+def test_a_gate_that_goes_on_slowly_keeps_the_others_for_so_long_in_all_and_no_longer(tmp_path, monkeypatch):
+    clock, (here, there) = Clock(), socket.socketpair()
+    monkeypatch.setattr(many, "time", clock)
+    exchange, line = Exchange({}, Frames.of({}), PATIENCE), many._Line("slow", here, Frames.of({"slow": b"?"}))
+    line._length, line.came = (32 * MIB).to_bytes(4, "big"), bytearray(1)
+    exchange._open.add(line)
+    with selectors.DefaultSelector() as selector, there:
+        selector.register(here, selectors.EVENT_READ, line)
+        while exchange._open and clock.now < PATIENCE:
+            exchange._alone(PATIENCE, selector)
+            clock.now += 1.0
+            line.came += bytes(MIB // 4)  # it never stops for long
+    assert clock.now <= many.TURN + 32 * MIB / many.PACE + 2
+
+
 def test_a_gate_that_announces_too_much_or_hangs_up_is_left_out_at_once(tmp_path):
     replies = {"a": framed(b"ok"), "b": (many.LARGEST + 1).to_bytes(4, "big") + bytes(100), "c": framed(b""), "d": b"\xff\xff\xff\xff"}
     with silos(tmp_path, replies) as (paths, _):
         assert dict(Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE)) == {"a": b"ok", "c": b""}
-
-
-class Clock:
-    """Seconds that pass only where the test says so."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def test_the_time_in_which_a_reply_is_used_is_not_the_silos(tmp_path, monkeypatch):

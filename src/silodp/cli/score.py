@@ -369,4 +369,9 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
 
 
 def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
-    return [{"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta} for card, budget in zip(cards, budgets, strict=True)]
+    """What the releases are worth by themselves, and the ledger's rule where it is another than that of Gaussians."""
+    return [
+        {"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta}
+        | ({} if card.rule in ("gdp", "totals") else {"rule": card.rule})
+        for card, budget in zip(cards, budgets, strict=True)
+    ]

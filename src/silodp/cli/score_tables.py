@@ -100,10 +100,9 @@ def show_charged(silos: Sequence[dict]) -> None:
 
     for silo in silos:
         if not silo["epsilon"]:
-            say(f"{silo['name']}: nothing was charged.")
+            say(f"{silo['name']}: nothing more was charged.")
         elif "spent_epsilon" in silo:
             say(f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta {rounded_up(silo['delta'])} for this.")
         else:
-            say(
-                f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}, in its ledger with the rest."
-            )
+            by = f"; its ledger, of the rule {silo['rule']}, may count more" if "rule" in silo else ", in its ledger with the rest"
+            say(f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}{by}.")

@@ -36,6 +36,8 @@ from silodp.server.replies import Key, Replies
 
 MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
+DOUBTFUL = frozenset({"silent", "forged", "value", "removed", "purged", "id-reused"})
+"""After these, too, a ledger may hold a charge for the question."""
 RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version", "removed"})
 """Refusals that last, and the word of the server's own operator: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
 LARGEST = 1e30
@@ -352,8 +354,8 @@ def combined_total(channel: Channel, query: Query, silos: Sequence[int], weights
 
 
 def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str]:
-    """Those who answered, and those of whom nobody knows whether they were asked, and charged."""
-    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS or code in ("silent", "forged", "value", "removed")}
+    """Those who answered, those whose ledger says that it knows the question, and those of whom nobody knows whether they were asked, and charged."""
+    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS | DOUBTFUL}
 
 
 def _digest(frame: bytes) -> str:

@@ -1,9 +1,9 @@
 """A frame to each of many Unix sockets and the replies as they come, in one thread and a bounded memory. Standard library only.
 
 All are asked at once. A reply is given out when it is whole, and the next one when that was taken. `ROOM` bytes of replies are held, and what one more
-needs to be whole: when they are full, only the reply that lacks least is read on, and the gates wait with the others. One that is read alone and comes too
-slowly is hung up on, so that whoever sends slowly keeps nobody: it may be asked for again, and its gate has it. The time for which somebody
-uses a reply is not the silos', and is not counted.
+needs to be whole: when they are full, only the reply that lacks least is read on, and the gates wait with the others. Each has so many seconds for that
+in all, by its length, and is then hung up on, so that whoever sends slowly keeps the others no longer than that: it may be asked for again, and its gate
+has it. The time for which somebody uses a reply is not the silos', and is not counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from silodp.host.frames import Frames
 
 ROOM = LARGEST = 2**28
 """Bytes of replies that are held at once, and of one reply: a longer one is not read."""
-TURN, PIECE = 5.0, 2**20
-"""Seconds in which a reply that the others wait for must have so many bytes more, or be whole."""
+TURN, PACE, PIECE = 5.0, 2**24, 2**20
+"""Seconds for which the others wait for a reply, and one more for each PACE bytes of it; the most that is read at once."""
 AGAIN = 0.01
 """Seconds until a door with a queue is tried again."""
 
@@ -31,11 +31,16 @@ class _Line:
     def __init__(self, name: str, line: socket.socket, frames: Frames) -> None:
         self.name, self.line = name, line
         self.out = [memoryview(piece) for piece in (frames.size(name).to_bytes(4, "big"), *frames.pieces(name)) if piece]
-        self.came, self._length = bytearray(), b""
+        self.came, self._length, self.waited_for = bytearray(), b"", 0.0
 
     @property
     def lacking(self) -> int:
         return int.from_bytes(self._length, "big") - len(self.came)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which the others still wait for it."""
+        return TURN + int.from_bytes(self._length, "big") / PACE - self.waited_for
 
     def send(self) -> None:
         sent = self.line.sendmsg(self.out)
@@ -71,14 +76,14 @@ class Exchange:
         self._open: set[_Line] = set()
         self._held, self._paused = 0, 0.0
         self._deadline = self._now() + timeout
-        self._first: tuple[_Line | None, float, int] = None, 0.0, 0
+        self._first: tuple[_Line | None, float] = None, 0.0
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             stack.callback(lambda: [line.line.close() for line in self._open])
             while (self._outside or self._open) and (left := self._deadline - self._now()) > 0:
                 if self._held < ROOM:
-                    self._first = None, 0.0, 0
+                    self._first = None, 0.0
                     self._connect(selector)
                     ready = [key.data for key, _ in selector.select(min(left, AGAIN) if self._outside else left)] if self._open else []
                 else:
@@ -151,14 +156,15 @@ class Exchange:
         self._close(line, selector)
 
     def _alone(self, left: float, selector: selectors.BaseSelector) -> list[_Line]:
-        """The one that lacks least, as long as it goes on."""
-        line = min((line for line in self._open if line.came), key=lambda line: line.lacking)
-        if line is not self._first[0] or len(line.came) >= self._first[2]:
-            self._first = line, self._now() + TURN, len(line.came) + PIECE
-        if (turn := self._first[1] - self._now()) <= 0:
+        """The one that lacks least, as long as it may keep the others."""
+        line, now = min((line for line in self._open if line.came), key=lambda line: line.lacking), self._now()
+        if line is self._first[0]:
+            line.waited_for += now - self._first[1]
+        self._first = line, now
+        if line.patience <= 0:
             self._drop(line, selector)
             return []
-        line.line.settimeout(min(left, turn))
+        line.line.settimeout(min(left, line.patience))
         return [line]
 
     def _given(self, line: _Line) -> Iterator[tuple[str, bytes]]:

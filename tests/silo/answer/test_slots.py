@@ -11,11 +11,14 @@ from torch import nn
 import poisson_attack as attack
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.problem.build import Words, build
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, Moments, Score
+from silodp.host.extension import load
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, quantised
 from silodp.silo.answer.integers import level_bits
@@ -354,8 +357,8 @@ def test_the_attack_finds_this_machines_own_kernels_guilty_where_a_batch_is_gath
 class Mixing(Exact):
     """Kernels in which the last bit of a row depends on the sign of another one."""
 
-    def _gradients(self, points):
-        rows = super()._gradients(points)
+    def _gradients(self, points, *more):
+        rows = super()._gradients(points, *more)
         return lambda x, y: rows(x, y) * (1 + 2.0**-52 * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
 
 
@@ -364,6 +367,20 @@ def test_a_gate_tries_its_kernels_before_it_serves(name):
     answerer(name).verify()
     with pytest.raises(BadInput, match="does not serve"):
         answerer(name, of=Mixing).verify()
+
+
+class MixingAway(Mixing):
+    """The same, but where the model is zero."""
+
+    def _gradients(self, points, *more):
+        return super()._gradients(points, *more) if points[0].any() else Exact._gradients(self, points, *more)
+
+
+def test_a_gate_whose_model_starts_at_zero_tries_its_kernels_at_another_point():
+    problem = build(Words("logistic", Task.plain(2)), 16, load=load)
+    assert not problem.initial([0]).any()
+    with pytest.raises(BadInput, match="does not serve"):
+        MixingAway(problem, records("logistic"), partition=lambda partition, batches: np.arange(N)).verify()
 
 
 def test_every_thread_of_an_answer_has_one_of_torchs_whatever_the_process_had_since_it_began():

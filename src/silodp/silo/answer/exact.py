@@ -131,6 +131,8 @@ class Exact:
                 "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would decide how a record's numbers are rounded; unset it"
             )
         ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
+        if not ordinary.any():  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
+            ordinary = torch.from_numpy(np.random.default_rng(0).normal(size=ordinary.shape)) / math.sqrt(dim)
         gradients, scores, wide = self._sizes(None), self._sizes(SCORED), set[int]().union(*map(self._sizes, DIMS))
         with pinned(self._threads):
             for w in (ordinary, 1e150 * ordinary):

@@ -162,7 +162,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         set_paused(gated.policy, False)
         first.kill()
     second = started(*words, "--resume", log=gated.folder / "live.log", **gated.environment)
-    page.locator(".state.finished").wait_for()
+    page.locator("[data-state] .state.finished").wait_for()
     second.join(PATIENCE)
     assert second.exitcode == 0
     page.get_by_text(f"{ROUNDS} of {ROUNDS}", exact=True).wait_for()

@@ -71,7 +71,7 @@ def longer_clip() -> Iterator[None]:
 
 def longer_factors() -> AbstractContextManager:
     """Products of factors that are half as long again as their noise is for."""
-    return instead(exact_module, "multiplied", lambda shipped, factors, clip, gamma: shipped(1.5 * factors, 2.25 * clip, gamma))
+    return instead(exact_module, "multiplied", lambda shipped, factors, *more: shipped(1.5 * factors, 2.25 * more[0], *more[1:]))
 
 
 def _nothing_last(noise: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ from silodp.server.order import Order
 from silodp.server.run import Conduct, plan_order
 from silodp.silo.ledger.durable import DurableLedger
 
-STORMS = int(os.environ.get("SILODP_LONG", "3"))
+STORMS = int(os.environ.get("SILODP_LONG", "1"))
 KINDS = {
     "direct": ("gate", "courier", "algorithm", "cut", "twice", "late"),
     "nvflare": ("server", "courier", "cut", "gate", "algorithm", "twice", "late"),
@@ -432,7 +432,7 @@ def grounds():
 
 
 def storms() -> list:
-    """Most over `direct`, every fifth over NVFlare (by default there are three), and in the long suite some over Flower and through a shuffler, each engine's own in one process."""
+    """Most over `direct`, every fifth over NVFlare (by default there is one), and in the long suite some over Flower and through a shuffler, each engine's own in one process."""
     numbers, found = Counter[str](), []
     for i in range(STORMS):
         engine = "nvflare" if i % 5 == 4 else {2: "shuffle", 7: "flower"}.get(i % 10, "direct") if STORMS > 5 else "direct"

@@ -29,14 +29,15 @@ def verdict(
     start = time.time()
     conditions = [name for name in CONDITIONS if name in names] or list(CONDITIONS)
     chosen = [f for name in [n for n in names if n not in CONDITIONS] or ["all"] for f in figures_by_name(name)]
-    figures = {name: reduced(FIGURES[name]) if few else FIGURES[name] for name in dict.fromkeys(chosen)}
+    every = {name: reduced(figure) if few else figure for name, figure in FIGURES.items()}
     if trials is not None:
-        figures = {name: replace(figure, trials=int(positive("trials", trials))) for name, figure in figures.items()}
+        every = {name: replace(figure, trials=int(positive("trials", trials))) for name, figure in every.items()}
+    figures = {name: every[name] for name in dict.fromkeys(chosen)}
     if any(figure.dataset != "wbcd" for figure in figures.values()) and data_dir is None:
         raise BadInput("MNIST and CIFAR-10 are not embedded; give --data-dir DIR, or `silodp reproduce verdict wbcd`")
     epsilons = (0.75, 3.0, 18.0) if few else lab.EPSILONS
     folder = out_dir or Path("runs") / ("verdict-reduced" if few else "verdict")
-    job = lab.Job(folder, figures, data_dir, math.inf if minutes is None else start + 60 * positive("minutes", minutes))
+    job = lab.Job(folder, every, data_dir, math.inf if minutes is None else start + 60 * positive("minutes", minutes))
     wanted = lab.planned(figures, figures, conditions, epsilons)
     on = {unit: job.device(unit, gpu) for unit in wanted}
     cores = os.cpu_count() or 1
@@ -60,7 +61,7 @@ def verdict(
         )
     with interruptible(choose.KEPT.format(folder)), progress("verdict, units", quiet=as_json) as tick:
         missing = lab.carry_out(job, wanted, shard=shard, gpu=gpu, tick=tick)
-    rows = list(lab.collect(job, figures, conditions, epsilons))
+    rows = list(lab.collect(job, every, CONDITIONS, epsilons))  # of all that the folder has, whatever was asked for this time
     lab.write_trials(rows, folder / "verdict.csv")
     took = time.time() - start
     if as_json:

@@ -25,7 +25,7 @@ from silodp.lab.studies.verdict_runs import COLUMNS, run, split_of
 SPEED = {
     ("mlp", "cuda"): 4e8,
     ("mlp", "cpu"): 4e6,
-    ("cnn", "cuda"): 3.5e6,
+    ("cnn", "cuda"): 5.2e6,
     ("cnn", "cpu"): 2.5e4,
     ("step", "cuda"): 5e7,
     ("step", "cpu"): 5e5,
@@ -65,7 +65,9 @@ def planned(
 def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     """What a unit should take, from how many gradients it is."""
     figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
-    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, 1238), "cifar10": (10, figure.records or 4800)}[figure.dataset]
+    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, figure.records or 1238), "cifar10": (10, figure.records or 4800)}[
+        figure.dataset
+    ]
     share, q = rate(figure, condition, unit.arm), unit.arm.phase
     passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
         0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0

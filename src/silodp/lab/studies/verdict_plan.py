@@ -224,12 +224,12 @@ def trainings(unit: Unit, figures: dict[str, Figure] | None = None) -> int:
 
 
 def reduced(figure: Figure) -> Figure:
-    """What two cores can do: few splits and a thinned grid; it shows that the command works, and is no ground for a verdict."""
+    """What two cores can do: few splits, few records and a thinned grid; it shows that the command works, and is no ground for a verdict."""
     low, high, count = figure.span
     thin = replace(figure, trials=4, span=(low, high, max(3, count // 3)), clips=figure.clips[1:3], phases=figure.phases[:1])
     if figure.dataset == "wbcd":
         return thin
-    few = replace(thin, trials=2, span=(-3, 0, 2), every=25)
+    few = replace(thin, trials=2, span=(-3, 0, 2), every=25, records=100)
     return replace(few, records=20, tuned_on=1) if figure.dataset == "cifar10" else few
 
 

@@ -26,6 +26,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
+from silodp.engine import pictures
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.host.extension import load
@@ -85,11 +86,7 @@ class Splits:
         """(G, N) by kind."""
         self.random = [np.random.default_rng(np.random.SeedSequence((VERDICT, t), spawn_key=NOISE)) for t in trials]
         self.who = [Uniform(self.silos, cohort, seed=t) if cohort else Everyone(self.silos) for t in trials]
-        self.pictures = self.x.is_cuda and self.x.dim() > 4
-        # what autograd keeps of pictures is several times what is counted, and processes share a GPU
-        self.memory = (
-            torch.cuda.get_device_properties(self.x.device).total_memory // (32 if self.pictures else 8) if self.x.is_cuda else 2**28
-        )
+        self.memory = torch.cuda.get_device_properties(self.x.device).total_memory // 16 if self.x.is_cuda else 2**28
 
     def mean(self, query: Query) -> Tensor:
         members = self.cohort()
@@ -98,7 +95,10 @@ class Splits:
         w, *reference = (self._spread(point, members.shape[1]) for point in statistic.points)
         clip = self._of_runs(mechanism.clip, w)
         limit = getattr(statistic, "limit", None)
-        total = self._sums(w, reference[0] if reference else None, x, y, weight, clip, None if limit is None else self._of_runs(limit, w))
+        total = clipped_sum(
+            self.problem, w, x, y, weight, clip, reference=reference[0] if reference else None,
+            limit=None if limit is None else self._of_runs(limit, w), memory=self.memory, engines=ENGINES,
+        )  # fmt: skip
         total = total.view(-1, self.splits, members.shape[1], self.problem.dim)
         size = torch.tensor([[self.drawn.batch(self.counts[i]) for i in row] for row in members.tolist()]).to(total)  # (T, M)
         total.div_(size[None, :, :, None])
@@ -109,31 +109,6 @@ class Splits:
                 standard_normals(random, into)
             total.addcmul_(std[..., None], draws.to(total, non_blocking=True))
         return total.mean(2).flatten(0, 1)
-
-    def _sums(
-        self, w: Tensor, reference: Tensor | None, x: Tensor, y: Tensor, weight: Tensor, clip: Tensor, limit: Tensor | None
-    ) -> Tensor:
-        """(G, T M, d). On a GPU runs of pictures that share a clip go as silos with points of their own, for one run's batch does not fill it."""
-        if not (self.pictures and w.dim() == 2):
-            return clipped_sum(
-                self.problem, w, x, y, weight, clip, reference=reference, limit=limit, memory=self.memory, engines=ENGINES
-            )  # fmt: skip
-        out = w.new_empty(len(w), len(x), self.problem.dim)
-        bounds = torch.cat([clip, clip if limit is None else limit], 1)
-        for bound in bounds.unique(dim=0):
-            runs = (bounds == bound).all(1).nonzero().flatten()
-            there = None if reference is None else self._beside(reference[runs], len(x))
-            many = [t[None].expand(len(runs), *t.shape).flatten(0, 1) for t in (x, y, weight)]
-            out[runs] = clipped_sum(
-                self.problem, self._beside(w[runs], len(x)), many[0], many[1], many[2], bound[:1, None], reference=there,
-                limit=None if limit is None else bound[1:, None], memory=self.memory, engines=ENGINES,
-            ).view(len(runs), len(x), -1)  # fmt: skip
-        return out
-
-    @staticmethod
-    def _beside(points: Tensor, silos: int) -> Tensor:
-        """(1, G S, d): each run's point for each silo."""
-        return points[:, None].expand(-1, silos, -1).flatten(0, 1)[None]
 
     def cohort(self) -> Tensor:
         """(T, M): who answers this round in each split."""
@@ -175,7 +150,9 @@ def losses(problem: Problem, w: Tensor, splits: Sequence[Split]) -> Tensor:
         train = split.train
         weight = (train.mask / torch.tensor(train.counts, device=w.device)[:, None] / len(train)).double()[train.mask]
         x, y = train.x[train.mask], train.y[train.mask]
-        found[:, t] = torch.cat([problem.losses(part, x, y).double() @ weight for part in _parts(w[t :: len(splits)], x)])
+        found[:, t] = torch.cat(
+            [problem.record_losses(_outputs(problem, part, x), y).double() @ weight for part in _parts(w[t :: len(splits)], x)]
+        )
     return found.flatten()
 
 
@@ -186,17 +163,19 @@ def errors(problem: Problem, w: Tensor, splits: Sequence[Split]) -> Tensor:
     for t, split in enumerate(splits):
         for_each = []
         for part in _parts(w[t :: len(splits)], split.test_x):
-            scores = problem.outputs(part, split.test_x)
+            scores = _outputs(problem, part, split.test_x)
             for_each.append(((scores.argmax(-1) != split.test_y) | ~torch.isfinite(scores).all(-1)).double().mean(-1))
         found[:, t] = torch.cat(for_each)
     return found.flatten()
 
 
+def _outputs(problem: Problem, w: Tensor, x: Tensor) -> Tensor:
+    return problem.outputs(w, x) if (found := pictures.outputs(problem, w, x)) is None else found
+
+
 def _parts(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """A GPU's grouped convolutions need far more room than they fill: there networks that see pictures go one by one."""
-    one_by_one = w.is_cuda and x.dim() > 2
     wide = 8 if x.dim() > 2 else 2  # what a network makes of a record is longer than the record
-    return w.split(1 if one_by_one else max(1, (2**31 if w.is_cuda else 2**25) // max(1, wide * x.numel())))
+    return w.split(max(1, (2**31 if w.is_cuda else 2**25) // max(1, wide * x.numel())))
 
 
 class Watch:

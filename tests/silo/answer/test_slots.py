@@ -17,7 +17,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
-from silodp.core.statistics import Grad, GradDiff, Histogram, Moments, Score
+from silodp.core.statistics import Grad, GradDiff, GroupScore, Histogram, Moments, Score
 from silodp.host.extension import load
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, quantised
@@ -381,6 +381,37 @@ def test_a_gate_whose_model_starts_at_zero_tries_its_kernels_at_another_point():
     assert not problem.initial([0]).any()
     with pytest.raises(BadInput, match="does not serve"):
         MixingAway(problem, records("logistic"), partition=lambda partition, batches: np.arange(N)).verify()
+
+
+def moved_by_others(step):
+    """An integer step in which a row's integers follow from another row: nothing in its floats shows it."""
+
+    def mixed(rows, *more):
+        found = step(rows, *more)
+        return found + (rows.nan_to_num().flip(0)[:1, :1] > 0).long()
+
+    return mixed
+
+
+@pytest.mark.parametrize("step", ["quantised", "levelled", "multiplied"])
+def test_a_gate_tries_the_integers_that_it_makes_of_its_floats_too(step, monkeypatch):
+    monkeypatch.setattr(exact, step, moved_by_others(getattr(exact, step)))
+    with pytest.raises(BadInput, match="depends on the"):
+        answerer("mlp").verify()
+
+
+@pytest.mark.parametrize("kind", [Score, GroupScore])
+def test_a_gate_tries_scores_also_where_numbers_overflow(kind, monkeypatch):
+    shipped = kind.rows
+
+    def rows(self, *where):
+        plain = shipped(self, *where)
+        mixing = bool(self.w.abs().max() > 1e100)
+        return lambda x, y: plain(x, y) * (1 - 0.5 * mixing * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
+
+    monkeypatch.setattr(kind, "rows", rows)
+    with pytest.raises(BadInput, match="depends on the"):
+        answerer("mlp").verify()
 
 
 def test_every_thread_of_an_answer_has_one_of_torchs_whatever_the_process_had_since_it_began():

@@ -65,17 +65,19 @@ def filled(y: Tensor) -> Tensor:
     return torch.where(present(y), y, y[..., :1])
 
 
-def averaged(rows: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def averaged(rows: Callable[[Tensor, Tensor], Tensor], at_once: int = MOST) -> Callable[[Tensor, Tensor], Tensor]:
     """Vectors of persons from those of rows: of each the average over its rows, for x (m, P, ...) and y (m, P).
 
     An average of vectors within a norm is within it, one of vectors with entries in [0, 1] has such entries, and one of vectors whose entries
-    sum to 1 at most has entries that do: what bounds a row bounds a person.
+    sum to 1 at most has entries that do: what bounds a row bounds a person. Of each person `at_once` places are asked about at a time.
     """
     import torch
 
     def of_persons(x: Tensor, y: Tensor) -> Tensor:
-        real = present(y)
-        each = rows(x.flatten(0, 1), filled(y).flatten()).unflatten(0, real.shape)
-        return torch.where(real[..., None], each, 0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        real, total = present(y), torch.zeros(())
+        for own, target, there in zip(*(part.split(at_once, 1) for part in (x, filled(y), real)), strict=True):
+            each = rows(own.flatten(0, 1), target.flatten()).unflatten(0, there.shape)
+            total = torch.where(there[..., None], each, 0).sum(1) + total
+        return total / real.sum(1, keepdim=True).clamp(min=1)
 
     return of_persons

@@ -12,7 +12,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.fields import POINT
 from silodp.core.numbers import Number
-from silodp.core.problem.person import averaged
+from silodp.core.problem.person import MOST, averaged
 from silodp.core.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -95,10 +95,11 @@ class Statistic:
         """Of products (`gram.Gram`): the numbers that are multiplied, which a gate does in integers. None where `rows` are no products."""
         return None
 
-    def vectors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
-        """`rows` of what is protected, a row or a person: no statistic need know which, since an average stays within every bound of a row's."""
+    def vectors(self, problem: Problem, run: int, dtype: torch.dtype | None = None, at_once: int = MOST) -> Rows | None:
+        """`rows` of what is protected, a row or a person: no statistic need know which, since an average stays within every bound of a row's.
+        Of a person's rows, so many are made at once."""
         rows = self.rows(problem.by_row, run, dtype)
-        return averaged(rows) if rows and problem.person else rows
+        return averaged(rows, at_once) if rows and problem.person else rows
 
     def check(self, dim: int, runs: int) -> None:
         """Raises Refused for what no policy could allow: points of another shape or not finite, senseless fields."""

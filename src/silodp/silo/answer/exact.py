@@ -46,7 +46,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
@@ -57,10 +56,12 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
-from silodp.core.statistics import MAX_BINS, MAX_GROUPS, ClippedDiff, Gram, GroupScore, LocalSteps, Means, Rows, Score, Statistic
-from silodp.core.statistics import MAX_EDGES as MAX_EDGES
-from silodp.core.statistics.gram import MAX_FACTORS
+from silodp.core.statistics import ClassCounts, ClippedDiff, Grad, Histogram, LocalSteps, Means, Rows, ScoreTotal, Statistic
+from silodp.core.statistics.gram import MAX_FACTORS, Gram
+from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
+from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
+from silodp.silo.answer.gradients import Gradients
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
@@ -71,6 +72,9 @@ MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 SCORED, DIMS = 3 + 2 * max(MAX_BINS, MAX_GROUPS), [2**power for power in range(27)]
 """Numbers in the longest row of a statistic that asks what the model says; and dimensions up to MAX_DIM, so many that every width is among theirs."""
+WIDEST = 2**22
+"""Numbers of a record that may be asked for, or as many as the model or twice the features are: with chunks of `slots.CHUNK` numbers, of a person's
+rows too, it bounds the memory that an answer takes, whatever is asked."""
 PLACES = "places of persons", 0
 """The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of this name."""
 MAX_COINS = 2**37
@@ -124,7 +128,7 @@ class Exact:
         """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
 
         With the silo's own model and threads, in chunks of all sizes in which a question can be answered, at an ordinary point and at one that
-        overflows, on made-up records.
+        overflows, on made-up records: the floats, and the integers that are made of them.
         """
         if os.environ.get("OMP_DYNAMIC", "false").lower() != "false" or "OMP_THREAD_LIMIT" in os.environ:
             raise BadInput(
@@ -134,14 +138,17 @@ class Exact:
         if not ordinary.any():  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
             ordinary = torch.from_numpy(np.random.default_rng(0).normal(size=ordinary.shape)) / math.sqrt(dim)
         gradients, scores, wide = self._sizes(None), self._sizes(SCORED), set[int]().union(*map(self._sizes, DIMS))
+        huge, gram = 1e150 * ordinary, Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+        alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
+        trials = [(statistic, gradients) for statistic in (alive[0], Grad(huge), ClippedDiff(ordinary, 0.9 * ordinary, 1.0))]
+        trials += [(statistic, scores) for statistic in (alive[1], Score(huge, MAX_BINS, 1.0), ScoreTotal(ordinary, MAX_BINS, 1.0))]
+        trials += [(GroupScore(w, 0, min(self.features, MAX_GROUPS), 0), scores) for w in (ordinary, huge)]
+        trials += [(gram, self._sizes(gram.shape[-1])), (Gram(1, 2, 1.0, 1.0), wide), (ClassCounts(2), wide)]
+        trials += [(Histogram(torch.zeros(1), self.features), wide)]
         with pinned(self._threads):
-            for w in (ordinary, 1e150 * ordinary):
-                verify(self._gradients([w]), like, gradients, dim, alive=w is ordinary)
-            verify(self._rows_of(ClippedDiff(ordinary, 0.9 * ordinary, 1.0)), like, gradients, dim, alive=False)
-            score, groups = Score(ordinary, MAX_BINS, 1.0), GroupScore(ordinary, 0, min(self.features, MAX_GROUPS), 0)
-            verify(self._rows_of(score), like, scores, score.shape[-1])
-            verify(self._rows_of(groups), like, scores, groups.shape[-1], alive=False)
-            gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+            for statistic, sizes in trials:
+                rows, numbers = self._tried(statistic)
+                verify(rows, like, sizes, numbers, alive=statistic in alive)
             verify(self._of_each(gram.factors(self.problem, 0)), like, wide, self._rows * gram.size)
         if self._products:
             with pinned(1):  # as each of its threads has
@@ -150,10 +157,24 @@ class Exact:
                     rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
                     verify(rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary)
 
+    def _tried(self, statistic: Statistic) -> tuple[Rows, int]:
+        """All that is made of each record for a statistic, floats and integers, as rows of so many numbers."""
+        factors, clip, dim = statistic.factors(self.problem, 0, torch.float64), float(getattr(statistic, "norm", 1.0)), statistic.shape[-1]
+        rows = self._of_each(factors) if factors else self._rows_of(statistic)
+        integers = self._integers(clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None)
+
+        def tried(x: Tensor, y: Tensor) -> Tensor:
+            values = rows(x, y)
+            return torch.cat([values, integers(values, y).double()], 1)
+
+        return tried, dim + (self._rows * statistic.size if factors else dim)
+
     def check(self, query: Query) -> None:
         """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
         query.statistic.check_silo(self.features, int(self._held.sum()))
         check_lattice(query, query.statistic.shape[-1], self._n)
+        if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
+            raise Refused("shape")
         query.statistic.check_reach(float(query.mechanism.clip))
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
@@ -199,7 +220,7 @@ class Exact:
         return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part))
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.vectors(self.problem, 0, torch.float64) or self._gradients(
+        return statistic.vectors(self.problem, 0, torch.float64, size_of(statistic.shape[-1])) or self._gradients(
             list(statistic.points), getattr(statistic, "limit", None)
         )
 
@@ -280,24 +301,24 @@ class Exact:
     ) -> np.ndarray:  # fmt: skip
         """S, exactly: the integers of the chosen records, of all that are computed; vectors are made `stretch` times as long before the clip."""
 
-        def whole(x: Tensor, y: Tensor) -> Tensor:
-            if multiply:
-                factors = self._of_each(rows)(x, y)
-                return multiplied(
-                    factors.reshape(-1, factors.shape[1] // self._rows), clip, gamma, present(y) if self.problem.person else None
-                )
-            if numbers is not None:
-                return levelled(rows(x, y), numbers, gamma)
-            return quantised(rows(x, y) if stretch == 1.0 else rows(x, y) * stretch, clip, gamma)
-
         drawn = self._mask(chosen)
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
+        each, integers = self._of_each(rows) if multiply else rows, self._integers(clip, gamma, numbers, multiply, stretch)
         for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
-            integers = computed(whole, source[slot], self._y[slot], dim, torch.int64)
-            total += integers.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
+            found = computed(lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64)
+            total += found.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
         return total.numpy()
+
+    def _integers(self, clip: float, gamma: float, numbers: int | None, multiply: bool = False, stretch: float = 1.0) -> Rows:
+        """From records' floats (m, ...) and targets their integers (m, d), verified as the statistic's bound wants."""
+        if multiply:
+            real = present if self.problem.person else lambda y: None
+            return lambda values, y: multiplied(values.reshape(-1, values.shape[1] // self._rows), clip, gamma, real(y))
+        if numbers is not None:
+            return lambda values, y: levelled(values, numbers, gamma)
+        return lambda values, y: quantised(values if stretch == 1.0 else values * stretch, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
         """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
@@ -328,24 +349,6 @@ class Exact:
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
         return Gradients(self.problem, points, None if limit is None else float(limit))
-
-
-class Gradients:
-    """grad f0(w, x) of each record in float64, or its difference between two points, each clipped to the limit first if there is one: whatever
-    the model, by itself."""
-
-    def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
-        self.problem, self.points, self.limit, self._constants = problem, points, limit, problem.constants(points[0].double())
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
-        if self.limit is not None:
-            lengths = [torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in each]
-            each = [g * (self.limit / length.clamp(min=self.limit)) for g, length in zip(each, lengths, strict=True)]
-        return each[0] if len(each) == 1 else each[0] - each[1]
-
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return self.problem.loss_of(w, self._constants, x, y)
 
 
 # --- the lattice ----------------------------------------------------------------------------------------------------------------------

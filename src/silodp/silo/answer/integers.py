@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.statistics.gram import CROSS, DIAGONAL, pairs
+from silodp.silo.answer.slots import size_of
 
 GRAIN = 16
 """A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d)."""
@@ -81,6 +82,7 @@ def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None =
 
     Where a record is a person, z are its rows, (m P, p), and `real` (m, P) says which are there: the average of their products, rounded once more,
     so that rounding adds 2 sqrt(d) in all. Averages are at most as far apart: A and A' of matrices k k' have <A, A'> >= 0 and norms up to K^2.
+    As integers are added, the products of as many places at a time as a chunk holds.
     """
     i, j = pairs(factors.shape[1])
     exponent = math.frexp(gamma)[1] - 1
@@ -89,11 +91,18 @@ def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None =
     apart = int(Fraction(2 * clip / gamma)) - (1 if real is None else 2) * (math.isqrt(len(i) - 1) + 1)
     most = math.isqrt(math.isqrt(q * q * apart * apart // 2))
     k = quantised(factors, fine * most, fine)
-    doubled = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS) * k[:, i] * k[:, j]
-    whole = (doubled + DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
+    weight = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS)
+
+    def products(k: Tensor) -> Tensor:
+        doubled = k[..., i].mul_(k[..., j]).mul_(weight)
+        return doubled.add_(DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
+
     if real is None:
-        return whole
-    total, rows = whole.unflatten(0, real.shape).where(real[..., None], 0).sum(1), real.sum(1, keepdim=True).clamp(min=1)
+        return products(k)
+    total, rows = torch.zeros(len(real), len(i), dtype=torch.int64), real.sum(1, keepdim=True).clamp(min=1)
+    k, at_once = k.unflatten(0, real.shape), size_of(len(real) * len(i))
+    for some, there in zip(k.split(at_once, 1), real.split(at_once, 1), strict=True):
+        total += products(some).where(there[..., None], 0).sum(1)
     return (2 * total + rows).div_(2 * rows, rounding_mode="floor")
 
 

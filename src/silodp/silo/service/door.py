@@ -38,7 +38,8 @@ from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequ
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Release
-from silodp.silo.answer.exact import MAX_EDGES, Exact
+from silodp.core.statistics import MAX_EDGES
+from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate

@@ -64,6 +64,31 @@ def test_holms_correction_is_that_of_the_textbook():
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
 
 
+def test_holm_leaves_cells_of_the_same_runs_out_and_settings_picked_on_one_split_are_not_tested():
+    rows = []
+    for figure in ("mnist-M25-R25", "cifar10-R50"):
+        phases = (2,) if figure.startswith("mnist") else (2, 3, 4)
+        for e, alternate in ((1.0, 0.9), (3.0, 0.4)):  # at epsilon 1 training loss picks MB-SGD, at 3 the alternate form
+            rows += [
+                row("mb-sgd", e, [0.10, 0.12, 0.11, 0.13], 0.5, figure=figure),
+                row("alternate", e, [0.05, 0.06, 0.06, 0.07], alternate, figure=figure),
+            ]
+            rows += [row(f"spider-q{q}", e, [0.2, 0.2, 0.2, 0.2], 0.9, figure=figure) for q in phases]
+    small, large = (gaps(Trials(rows), "spider", "mb-sgd", [f], "primary") for f in ("mnist-M25-R25", "cifar10-R50"))
+    assert [g.same for g in small] == [True, False]
+    assert small[1].adjusted == small[1].chance < 0.05, "one comparison, not two"
+    assert (count(small)["surely better"], count(large)["surely better"]) == (1, 0)
+
+
+def test_a_difference_of_the_tables_rounding_is_none():
+    rows = [
+        row("mb-sgd", 3.0, [0.03261, 0.0326], 0.5),
+        row("alternate", 3.0, [0.032609, 0.0326], 0.4),
+        row("spider-q2", 3.0, [0.2, 0.2], 0.9),
+    ]
+    assert count(gaps(Trials(rows), "spider", "mb-sgd", ["mnist-M25-R25"], "primary"))["same"] == 1
+
+
 @pytest.fixture(scope="module")
 def trials():
     return Trials(read_trials(TABLE))

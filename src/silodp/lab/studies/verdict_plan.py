@@ -129,6 +129,7 @@ LEFT_OUT = (
     "CIFAR-10 with all 4,800 training records a class: about five times the time of 1,000.",
     "The file's clipping of each tensor by itself, which needs sqrt(tensors) times the noise: it is not priced as anything sound.",
     "Draws with replacement: no accountant is known for them.",
+    "The text's batches, which shrink with epsilon: the file's are run.",
 )
 """What is not run, whatever the time."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy import stats
 
@@ -24,6 +24,8 @@ ELSEWHERE = {
 }
 """Where an arm is read from that a condition does not change."""
 LEVEL = 0.05
+ROUNDED = 0.01
+"""Per cent: verdict.csv has four digits of an error, so that a smaller difference is none."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Gap:
     chance: float
     """Of so large a difference by chance, two-sided, by Nadeau and Bengio's test; 1 where both are the same runs."""
     adjusted: float = 1.0
-    """By Holm over the epsilons of a figure."""
+    """By Holm over the epsilons of a figure at which the two are not the same runs."""
 
     @property
     def relative(self) -> float:
@@ -104,6 +106,23 @@ class Gap:
     @property
     def same(self) -> bool:
         return self.first == self.second
+
+    @property
+    def better(self) -> bool:
+        return self.relative < -ROUNDED
+
+    @property
+    def worse(self) -> bool:
+        return self.relative > ROUNDED
+
+    @property
+    def sure(self) -> bool:
+        return self.tested and self.adjusted < LEVEL
+
+    @property
+    def tested(self) -> bool:
+        """Whether chance is told from effect: not where settings were picked on one of the splits, whose share in the spread is unknown."""
+        return FIGURES[self.figure].tuned_on is None
 
 
 def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
@@ -137,8 +156,8 @@ def gaps(trials: Trials, first: str, second: str, figures: Iterable[str], condit
             a, b = (trials.curve(m, figure, condition, e, output) for m in (first, second))
             if a and b:
                 mine.append(Gap(figure, e, a, b, 1.0 if a == b else chance_of(a.errors, b.errors)))
-        adjusted = holm([g.chance for g in mine])
-        found += [Gap(g.figure, g.epsilon, g.first, g.second, g.chance, p) for g, p in zip(mine, adjusted, strict=True)]
+        adjusted = iter(holm([g.chance for g in mine if not g.same]))
+        found += [g if g.same else replace(g, adjusted=next(adjusted)) for g in mine]
     return found
 
 
@@ -150,9 +169,9 @@ def average(found: Sequence[Gap]) -> float:
 def count(found: Sequence[Gap]) -> dict[str, int]:
     """In how many cells the first has less, equal and more error, and in how many that is significant after Holm's correction."""
     return {
-        "better": sum(g.relative < 0 for g in found),
-        "same": sum(g.relative == 0 for g in found),
-        "worse": sum(g.relative > 0 for g in found),
-        "surely better": sum(g.relative < 0 and g.adjusted < LEVEL for g in found),
-        "surely worse": sum(g.relative > 0 and g.adjusted < LEVEL for g in found),
+        "better": sum(g.better for g in found),
+        "same": sum(not (g.better or g.worse) for g in found),
+        "worse": sum(g.worse for g in found),
+        "surely better": sum(g.better and g.sure for g in found),
+        "surely worse": sum(g.worse and g.sure for g in found),
     }

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 
+from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters, kernels
 from silodp.engine.model import Node, chain

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
+from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
 from silodp.engine.task import Task, chunks, scales
 

@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 
+from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import Residual
 from silodp.engine.convolution import Parameters, by_kernel, max_pool

@@ -13,7 +13,7 @@ import torch
 from scipy import integrate, special
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import root
+from silodp.core.privacy.root import root
 from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 

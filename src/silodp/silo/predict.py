@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import torch
 
 from silodp.core.errors import BadInput
@@ -18,6 +18,9 @@ from silodp.core.problem.schema import Schema
 from silodp.host.model import Stored
 from silodp.silo.data.images import read_unsorted
 from silodp.silo.data.tables import read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def predict(model: Stored, path: Path, *, threshold: float | None = None, keep: Sequence[str] = ()) -> tuple[pd.DataFrame, list[str]]:
@@ -37,6 +40,8 @@ def predict(model: Stored, path: Path, *, threshold: float | None = None, keep: 
 
 def said(model: Stored, rows: np.ndarray, threshold: float | None, first: dict[str, np.ndarray]) -> pd.DataFrame:
     """`first`, the figures of each row, and the class that is predicted where there are classes."""
+    import pandas as pd  # slow to load: whoever only imports this module does without
+
     with torch.no_grad():
         parts = [model.reading(torch.from_numpy(part)) for part in np.array_split(np.array(rows, np.float64), max(1, len(rows) // 4096))]
     found = torch.cat(parts)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
@@ -267,3 +267,9 @@ def test_pixels_for_a_map_of_features_are_the_same_records_within_public_bounds(
     assert (pixels.train.x.min(), pixels.train.x.max()) == (-1, 1)
     assert not pixels.train.x[~pixels.train.mask].any(), "padding stays zero"
     assert torch.equal(DATASETS["wbcd"].of(0, None, raw=True).test_x, DATASETS["wbcd"].load(0, None).test_x), "no pictures, no pixels"
+
+
+@pytest.mark.parametrize(("load", "read"), [(load_breast_cancer, ("breast_cancer.csv", 1)), (load_digits, ("digits.csv.gz",))])
+def test_tables_of_scikit_learn_are_read_as_it_reads_them(load, read):
+    for mine, theirs in zip(datasets._of_sklearn(*read), load(return_X_y=True), strict=True):
+        assert mine.tobytes() == np.ascontiguousarray(theirs).tobytes()

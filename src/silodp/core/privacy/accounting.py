@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
+from silodp.core.privacy.root import root
 from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import Sampling
 
@@ -51,11 +52,6 @@ def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
         return shown
     before = math.floor(math.log10(value)) + 1 if style == "g" else 0
     return f"{value + 0.5 * 10 ** (before - digits):.{digits}{style}}"
-
-
-def root(function: Callable[[float], float], low: float, high: float, accuracy: float) -> float:
-    """Where the function changes its sign between low and high, to this accuracy."""
-    return float(optimize.brentq(function, low, high, xtol=accuracy, rtol=1e-13))  # type: ignore[arg-type]
 
 
 # --- Gaussian differential privacy ----------------------------------------------------------------------------------------------

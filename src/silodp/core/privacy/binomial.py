@@ -54,7 +54,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
 
 from silodp.core.errors import BadInput
 from silodp.core.numbers import CLIP_TOLERANCE
@@ -248,6 +247,8 @@ def _least(divergence: Callable[[float], float], delta: float) -> float:
     best = int(np.argmin(values))
     if not math.isfinite(values[best]):
         return math.inf
+    from scipy import optimize  # slow to load
+
     low, high = ORDERS[max(best - 1, 0)], ORDERS[min(best + 1, len(ORDERS) - 1)]
     refined = optimize.minimize_scalar(at, bounds=(float(low), float(high)), method="bounded", options={"maxiter": 8})
     return min(values[best], float(refined.fun))  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import RENYI_ORDERS, Budget, gdp_delta, gdp_mu, renyi_conversion, root
+from silodp.core.privacy.accounting import RENYI_ORDERS, Budget, gdp_delta, gdp_mu, renyi_conversion
+from silodp.core.privacy.root import root
 
 MOST = 10_000
 """Runs on average, at most."""

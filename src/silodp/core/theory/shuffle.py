@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, expm1, floor, log, log1p, log2, sqrt
 
 from silodp.core.mechanisms import shuffle
-from silodp.core.privacy.accounting import root
+from silodp.core.privacy.root import root
 from silodp.core.theory.isrl import EXCHANGEABLE, KINDS, Constants, LowerBound, Prescription, least_error, theorem_of
 
 LARGEST_EPSILON = 15.0

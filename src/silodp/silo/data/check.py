@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Column, Form, Schema
@@ -130,7 +129,8 @@ def records_said(
 
 def _copies(cells: dict[str, np.ndarray]) -> int:
     """Rows that are alike in every column, those that the schema ignores too: with a number of its own a row is nobody's copy."""
-    return int(pd.DataFrame({name: [as_text(cell).strip() for cell in column] for name, column in cells.items()}).duplicated().sum())
+    rows = list(zip(*([as_text(cell).strip() for cell in column] for column in cells.values()), strict=True))
+    return len(rows) - len(set(rows))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------------------

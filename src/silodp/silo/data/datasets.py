@@ -13,13 +13,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import eigh
-from sklearn.datasets import load_breast_cancer, load_digits
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -96,16 +95,24 @@ def _split(silos: Sequence[Silo], trial: int, classes: int, scale: Callable[[np.
     return Split(Records.of(train, [name for name, _, _ in silos]), test_x.float(), test_y.long(), classes)
 
 
+def _of_sklearn(name: str, header: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features and classes of a table that scikit-learn has, read without scikit-learn: to load it takes a second of every command."""
+    found = find_spec("sklearn")
+    assert found
+    table = np.loadtxt(Path(found.origin or "").parent / "datasets" / "data" / name, delimiter=",", skiprows=header)
+    return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(int)
+
+
 def _wbcd(trial: int, data_dir: Path | None) -> Split:
     """N = 2: one silo for each diagnosis; label 0 is benign, 1 is malignant."""
-    x, benign = map(np.asarray, load_breast_cancer(return_X_y=True))
+    x, benign = _of_sklearn("breast_cancer.csv", header=1)
     x, y = (x - x.mean(0)) / x.std(0), 1 - benign
     return _split([(name, x[y == k], y[y == k]) for k, name in enumerate(("benign", "malignant"))], trial, 2)
 
 
 def _digits(trial: int, data_dir: Path | None) -> Split:
     """N = 5: digits 2i and 2i+1 in silo i; label 1 is odd. Pixels are divided by 16, their public range."""
-    x, digit = map(np.asarray, load_digits(return_X_y=True))
+    x, digit = _of_sklearn("digits.csv.gz")
     silos = [(f"{d}/{d + 1}", x[digit // 2 == d // 2] / 16, digit[digit // 2 == d // 2] % 2) for d in range(0, 10, 2)]
     return _split(silos, trial, 2)
 
@@ -147,6 +154,8 @@ def _mnist_silos(data_dir: Path | None, pixels: bool = False) -> list[Silo]:
 
 def _pca(pixels: np.ndarray) -> np.ndarray:
     """Pixels (mean 0, variance 1 over all of them) on their first principal axes, whose largest entry is made positive."""
+    from scipy.linalg import eigh  # slow to load; before its BLAS is limited
+
     pixels = pixels.astype(np.float64)  # sums of products of bytes are exact in float64, in whatever order BLAS takes them
     mean, last = pixels.mean(0), pixels.shape[1] - 1
     moments = pixels.T @ pixels / len(pixels)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("age", "sex", "systolic", "smoker", "ward", "readmitted")
 HOSPITALS = {
@@ -87,4 +90,6 @@ def csv_text(name: str, seed: int = 0) -> str:
 
 def hospitals(seed: int = 0) -> dict[str, pd.DataFrame]:
     """The four hospitals' tables by name, as pandas reads their files; another seed has other people."""
+    import pandas as pd  # slow to load: who writes the files does without
+
     return {name: pd.read_csv(io.StringIO(csv_text(name, seed))) for name in HOSPITALS}

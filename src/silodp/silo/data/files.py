@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Form
+from silodp.silo.data.cells import column_of, factorized
 
 T = TypeVar("T")
 PLAIN = Form()
@@ -179,7 +179,7 @@ def _csv_cells(path: Path, form: Form) -> dict[str, np.ndarray]:
     header, names = _csv_header(path, form)
     _check_names(path, names)
     table = _csv_as_text(path, header, None, form)
-    cells = {name: _column(table, i) for i, name in enumerate(names)}
+    cells = {name: column_of(table, i) for i, name in enumerate(names)}
     if form.decimal == ",":
         cells = {name: np.array([pointed(as_text(cell)) for cell in column], dtype=object) for name, column in cells.items()}
     return cells
@@ -201,7 +201,7 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
         table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=types))
     except pa.ArrowInvalid:  # some cell is bad: take all as text, and let the checks of each column find and name it
         table = _csv_as_text(path, header, label)
-    return _Sheet({name: _column(table, i) for i, name in enumerate(names)}, label)
+    return _Sheet({name: column_of(table, i) for i, name in enumerate(names)}, label)
 
 
 def _csv_as_text(path: Path, header: Sequence[str], label: str | None, form: Form = PLAIN) -> pa.Table:
@@ -232,7 +232,7 @@ def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
         kind = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
         if pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise BadInput(f"{path}: column {column.name!r} holds lists or structs; each of its cells must be one number or one text.")
-    return {name: _column(table, i) for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")}
+    return {name: column_of(table, i) for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")}
 
 
 def _read_parquet(path: Path, label: str) -> _Sheet:
@@ -335,7 +335,7 @@ def _labels(path: Path, column: str, values: np.ndarray, classes: Sequence[str] 
     if classes is not None and len(classes) == 0:
         return _numbers(path, column, values)
     index = {name: k for k, name in enumerate(("0", "1") if classes is None else classes)}
-    codes, found = pd.factorize(pd.Series(values, dtype=object) if values.dtype.kind in "OUST" else values)
+    codes, found = factorized(values)
     of_code = np.array([_class(value, index) for value in found] + [-1])  # a missing value has code -1, and so the last entry
     y = of_code[codes]
     if (y < 0).any():
@@ -376,14 +376,6 @@ def number(value: Any) -> float:
         return float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
         return np.nan
-
-
-def _column(table: pa.Table, i: int) -> np.ndarray:
-    """The column's cells, each made from itself alone: a null must not turn the integers, or category codes, of other rows into floats."""
-    column = table.column(i)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.to_pandas(integer_object_nulls=True).to_numpy()
 
 
 def _repeated(items: Sequence[Any]) -> Any:

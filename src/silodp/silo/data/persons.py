@@ -6,16 +6,17 @@ Persons come in the order of their first rows; `answer.exact` and `heldout` give
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import BY_ROW, Person, nowhere, unit
 from silodp.core.problem.schema import Form, Schema
+from silodp.silo.data.cells import factorized
 from silodp.silo.data.files import MISSING, as_text, read_cells
 
 NAMED = re.compile(
@@ -47,8 +48,8 @@ def grouped(cells: np.ndarray, person: Person) -> Grouped:
     """The rows of each person: the first of its own rows in the file, as many as the cap has. Of the others' rows nothing decides."""
     texts = ids_of(cells)
     alone = np.array([text == "" for text in texts])
-    keys = np.where(alone, np.arange(len(texts)), -1 - pd.factorize(np.array(texts, object))[0])
-    who, _ = pd.factorize(keys)  # in the order of the first rows
+    keys = np.where(alone, np.arange(len(texts)), -1 - factorized(np.array(texts, object))[0])
+    who, _ = factorized(keys)  # in the order of the first rows
     order = np.argsort(who, kind="stable")
     sizes = np.bincount(who)
     rank = np.arange(len(who)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -72,14 +73,14 @@ def alike(cells: Mapping[str, np.ndarray], label: tuple[str, ...] = ()) -> tuple
     """
     best = (0, "")
     for name in (name for name in cells if name not in label and NAMED.search(name)):
-        texts = pd.Series(ids_of(cells[name]))
-        shared = int((texts.duplicated(keep=False) & (texts != "")).sum())
-        if 2 * texts.nunique() > len(texts) ** 0.5 and shared > best[0]:  # with fewer values it names wards, not people
+        count = Counter(ids_of(cells[name]))
+        shared = sum(times for text, times in count.items() if times > 1 and text)
+        if 2 * len(count) > count.total() ** 0.5 and shared > best[0]:  # with fewer values it names wards, not people
             best = shared, f"the column {name!r}"
     others = [name for name in cells if name not in label]
     if not best[0] and len(others) >= KNOWN_BY:
-        whole = pd.DataFrame({name: [as_text(value).strip() for value in cells[name]] for name in others})
-        best = int(whole.duplicated(keep=False).sum()), "all columns but the label's"
+        rows = Counter(zip(*([as_text(value).strip() for value in cells[name]] for name in others), strict=True))
+        best = sum(times for times in rows.values() if times > 1), "all columns but the label's"
     return best if best[0] else (0, "")
 
 

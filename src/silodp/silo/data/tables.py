@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import OTHER, Column, Form, Schema
+from silodp.silo.data.cells import factorized, is_null
 from silodp.silo.data.files import MISSING, Loaded, as_text, form_of, listed, number, pointed, read_cells, silo_names, where
 from silodp.silo.data.images import read_images
 from silodp.silo.data.persons import grouped
@@ -258,9 +258,9 @@ def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1 and True, are told apart by their texts.
     """
     cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
-    if cells.dtype.kind == "O" and pd.api.types.infer_dtype(cells, skipna=True) not in ("string", "empty"):
-        cells = np.array([None if null else as_text(cell) for cell, null in zip(cells, pd.isna(cells), strict=True)], dtype=object)
-    code, found = pd.factorize(pd.Series(cells, dtype=object) if cells.dtype.kind in "OUST" else cells)
+    if cells.dtype.kind == "O":
+        cells = np.array([None if is_null(cell) else as_text(cell) for cell in cells], dtype=object)
+    code, found = factorized(cells)
     return code, [*(as_text(value).strip() for value in found), ""]
 
 

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
@@ -15,15 +18,18 @@ from silodp.cli.app import app, main
 from silodp.cli.federation import _statistics
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
+from silodp.core.privacy.totals import Schedule
 from silodp.pages import runs
 from silodp.pages.card import card
 from silodp.pages.report import report
 from silodp.pages.statements import nist
+from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
+from silodp.wire.socket import Unreached
 
 SCHEMA = """
 [columns.x]
@@ -362,9 +368,106 @@ def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_t
     assert len(charges(second)) == 1
 
 
+def test_an_evaluation_asked_again_after_the_silos_changed_costs_those_who_stay_nothing(trained, tmp_path, monkeypatch):
+    (a, _, first, open_a), (b, _, second, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+    doors = Doors(a=open_a(), b=open_b())
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
+    federate(trained, tmp_path, a=a, b=b)
+    asked = ("federation", "evaluate", "--folder", tmp_path, "--epsilon", 6, "--by", "sex")
+    both = silodp(*asked)
+    shutil.rmtree(tmp_path / "runs")
+    federate(trained, tmp_path, b=b)
+    alone = silodp(*asked)
+    assert alone["scores"][1] == both["scores"][2]
+    shutil.rmtree(tmp_path / "runs")
+    federate(trained, tmp_path, b=b, a=a)
+    assert silodp(*asked)["scores"][0]["held_out"] == both["scores"][0]["held_out"]
+    assert [len(charges(ledger)) for ledger in (first, second)] == [2, 2]
+
+
+def test_no_two_evaluations_have_one_run_whatever_words_they_hold(gate, monkeypatch):
+    folder, *_ = gate
+    cards, _ = module._cards(folder, 1.0)
+    monkeypatch.setattr(module, "carrier_of", lambda *_: None)
+    asked = (["evaluate", "1", "a b"], ["evaluate", "1 a", "b"], ["evaluate", "1", "a", "b"], ["evaluate", 1, "a b"])
+    runs_of = [module._channel(folder, cards, words, 1.0, totals=False)._run for words in asked]
+    assert len(set(runs_of)) == len(asked)
+
+
+class Dead(Doors):
+    """An engine that is gone."""
+
+    def exchange(self, frames, timeout):
+        raise Unreached("refused")
+
+
+@pytest.mark.parametrize("more", [(), ("--by", "sex")])
+def test_an_engine_that_is_gone_is_said_without_a_word_of_policies_and_asks_for_the_evaluation_again(gate, more):
+    folder, ledger, _, carrier, _ = gate
+    carrier[0] = Dead(**carrier[0].doors)
+    with pytest.raises(BadInput) as ended:
+        silodp("federation", "evaluate", "--folder", folder, "--deadline", 1, *more)
+    assert "the engine cannot be reached (refused); start it again and run `silodp federation evaluate` again" in str(ended.value)
+    assert not any(word in str(ended.value) for word in ("policies", "logs", "resume"))
+    assert not charges(ledger)
+
+
+class Late(Doors):
+    """The first reply to a question is lost on its way, and what comes then is a refusal that lasts."""
+
+    def __init__(self, silo, strict, **doors):
+        super().__init__(**doors)
+        self.silo, self.strict, self.lost = silo, strict, set()
+
+    def exchange(self, frames, timeout):
+        found = super().exchange(frames, timeout)
+        if (frame := frames.get(self.silo)) and frame not in self.lost:
+            self.lost.add(frame)
+            del found[self.silo]
+        elif frame:
+            found[self.silo] = self.strict.handle(frame)
+        return found
+
+
+@pytest.mark.parametrize("command", ["evaluate", "profile"])
+def test_whoever_was_silent_and_then_refuses_may_have_paid_and_whoever_refuses_at_once_has_not(trained, tmp_path, monkeypatch, command):
+    (a, _, _, open_a), (b, policy, ledger, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+    federate(trained, tmp_path, a=a, b=b)
+    allowed = (*policy.statistics, "Histogram", "MissingRates", "Moments", "ClassCounts")
+    strict = open_b(statistics=("Grad",))
+    doors = Doors(a=open_a(statistics=allowed), b=strict)
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
+    asked = ("federation", command, "--folder", tmp_path, "--epsilon", 6)
+    assert [silo["epsilon"] for silo in silodp(*asked)["silos"]] == [6.0, 0.0]
+    assert "b: nothing more was charged." in said(*asked)
+    doors = Late("b", strict, a=open_a(statistics=allowed), b=open_b(statistics=allowed))
+    (a, b), paid = silodp(*asked)["silos"], charges(ledger)
+    assert len(paid) == 1, "it was charged when its reply was lost"
+    assert b["epsilon"] >= ledger.spent() * (1 - 1e-9) > 0
+    assert (a["epsilon"], b["epsilon"] < 6.0) == (6.0, command == "profile")
+
+
+def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
+    path, *_ = deployed(trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2))
+    federate(trained, tmp_path, m=path)
+    cards, budgets = module._cards(tmp_path, 2.0)
+    asked = {"classes": 2, "bins": 4, "cap": 4.0, "label": None, "loss": None}
+    total = shuffled_for(torch.zeros(1, cards[0].parameters), budgets[0], [N, N], **asked)
+    price = {
+        times: module._charged(cards, budgets, [SimpleNamespace(charges=Counter(m=times))], 1, total)[0]["epsilon"] for times in (0, 1, 2)
+    }
+    twice = Schedule()
+    for _ in range(2):
+        twice.add("full", total.event())
+    assert (price[0], price[1], price[2]) == (0, 2.0, twice.epsilon(budgets[0].delta))
+    assert price[2] > 2.5
+
+
 def test_a_silo_of_totals_allows_the_score_of_totals_alone(trained, tmp_path):
     _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2))
-    assert {name for name in policy.statistics if "Score" in name} == {"ScoreTotal"}
+    assert set(policy.statistics) == {"Grad", "GradDiff", "ScoreTotal"}, "what totals serve"
+    assert set(_statistics(0.2, False, "masks")) == {"Grad", "GradDiff", "ScoreTotal"}
+    assert "LocalSteps" in _statistics(0.2, False, "isrl")
     _, policy, _, _ = deployed(trained, tmp_path, "g", "b.csv")
     assert {name for name in policy.statistics if "Score" in name} == {"Score", "GroupScore"}
     for trust, wanted in (("masks", {"ScoreTotal"}), ("shuffle", {"ScoreTotal"}), ("isrl", {"Score", "GroupScore"})):

@@ -282,7 +282,61 @@ def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_
 
 
 def test_a_silo_whose_ledger_knows_the_question_may_have_paid_for_it():
-    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic"}) == {"a", "b"}
+    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic", "d": "round"}) == {"a", "b", "d"}
+
+
+def refusing(silo, code, first=1):
+    """From its n-th frame on a silo refuses; what it was sent before is lost on the way back."""
+    silo.trick = lambda silo, frame, reply: Refusal(code) if len(silo.frames) >= first else None
+
+
+def test_a_silo_that_was_silent_and_then_refuses_for_good_may_have_been_charged(three, tmp_path):
+    problem, records = three
+    told, timeouts = [], Timeouts(deadline=5.0, limit=5.0, retry=1.0)
+    for _ in range(2):  # also where the journal tells it
+        journal = Journal(tmp_path / "journal", "run", "c")
+        channel, silos, _ = connect(
+            problem, records, timeouts=timeouts, journal=journal, report=lambda report, answers: told.append(report)
+        )
+        refusing(silos[0], "expired")
+        refusing(silos[1], "expired", 2)
+        channel.ask(gradient(problem), range(3))
+        assert channel.charges == {"silo-1": 1, "silo-2": 1}
+        journal.close()
+    assert [report.charged for report in told] == [{"silo-1", "silo-2"}] * 2
+    assert [report.replayed for report in told] == [False, True]
+
+
+def test_what_a_killed_server_has_sent_may_be_charged_whatever_the_silo_says_when_it_is_asked_again(three, tmp_path):
+    problem, records = three
+    told = []
+    for killed in (True, False):
+        journal = Journal(tmp_path / "journal", "run", "c")
+        channel, silos, carrier = connect(
+            problem, records, timeouts=BRIEF, journal=journal, report=lambda report, answers: told.append(report)
+        )
+        channel.ask(gradient(problem), range(3))
+        if killed:
+            carrier.exchange = lambda frames, timeout: 1 / 0  # once they are sent
+            with pytest.raises(ZeroDivisionError):
+                channel.ask(gradient(problem), range(3))
+        else:
+            refusing(silos[0], "expired")
+            channel.ask(gradient(problem), range(3))
+            refusing(silos[1], "expired")
+            channel.ask(gradient(problem), [1, 2])
+        journal.close()
+    assert [sorted(report.charged) for report in told[2:]] == [["silo-0", "silo-1", "silo-2"], ["silo-2"]]
+
+
+def test_of_a_question_that_stops_a_run_only_those_count_who_may_have_been_charged(three):
+    problem, records = three
+    channel, silos, carrier = connect(problem, records, timeouts=BRIEF, quorum=3)
+    refusing(silos[0], "clip")
+    carrier.down = {"silo-1"}
+    with pytest.raises(StopRun):
+        channel.ask(gradient(problem), range(3))
+    assert channel.charges == {"silo-1": 1, "silo-2": 1}
 
 
 class Streamed(Local):

@@ -200,14 +200,11 @@ def _plain(name: str) -> str:
 
 
 def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
-    from silodp.silo.service.provision import scores_of
+    from silodp.silo.service.provision import scores_of, served
 
-    training = ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram")
-    return (
-        training
-        + scores_of("gdp" if trust == "isrl" else "totals") * bool(held_out)
-        + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
-    )
+    rule = "gdp" if trust == "isrl" else "totals"
+    training = served(("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), rule)
+    return training + scores_of(rule) * bool(held_out) + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
 
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:

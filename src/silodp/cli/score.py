@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
+    from silodp.core.query import Query
     from silodp.server.estimates.groups import Groups
-    from silodp.server.federation import Channel, Federation
+    from silodp.server.federation import Federation
+    from silodp.server.remote import Remote
 
 
 Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
@@ -194,7 +196,7 @@ def federation_evaluate(
     except (BadInput, KeyError):
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
     refuse_personal(place, said)
-    words = f"{place.name} {hashlib.sha256(w.numpy().tobytes()).hexdigest()} {epsilon!r} {bins} {cap!r}"
+    words = ["evaluate", place.name, hashlib.sha256(w.numpy().tobytes()).hexdigest(), epsilon, bins, cap]
     schema = Schema.parse(cards[0].schema, f"the card of {cards[0].name}") if cards[0].schema else None
     label, seen = schema.label if schema else None, {}
     asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
@@ -210,11 +212,15 @@ def federation_evaluate(
             counts = [card.records for card in cards]
             colluding = max(card.colluding for card in cards) if trust == "masks" else None
             query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked)
-            found = score_total(_channel(folder, cards, words, deadline), query, counts=counts, held_out=held, **asked)
-            seen = {"scores": as_rows(found, len(cards[0].classes))}
+            everybody = [[card.name, card.records] for card in cards]  # a total is of these silos: of others it is another question
+            channel = _channel(folder, cards, [*words, everybody], deadline)
+            found = score_total(channel, query, counts=counts, held_out=held, **asked)
+            seen = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets, [channel], 1, query)}
         else:
-            seen = _asked_of_each(lambda more: _remote(folder, cards, words + more, deadline), cards, budgets, w, groups, **asked)
-    answer = {"scores": [], "silos": _charged(cards, budgets), "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
+            seen = _asked_of_each(
+                lambda more: _channel(folder, cards, [*words, *more], deadline, totals=False), cards, budgets, w, groups, **asked
+            )
+    answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
     kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
@@ -249,12 +255,12 @@ def federation_profile(
     from silodp.server.estimates.scoring import gaussian_for
 
     cards, budgets = _cards(folder, epsilon)
-    fed = _remote(folder, cards, f"profile {epsilon!r}", deadline)
-    mechanism = gaussian_for("profile", budgets, releases(cards[0].classes))
+    channel, questions = _channel(folder, cards, ["profile", epsilon], deadline, totals=False), releases(cards[0].classes)
+    mechanism = gaussian_for("profile", budgets, questions)
     counts = [card.records - card.held_out for card in cards]
     with interruptible(REPEATED):
-        found = profile_of(fed, mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
-    answer = found | {"silos": _charged(cards, budgets)}
+        found = profile_of(_each(channel), mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
+    answer = found | {"silos": _charged(cards, budgets, [channel], questions)}
     if as_json:
         return dump(answer)
     show_profile(answer)
@@ -279,10 +285,10 @@ def federation_survival(
 
     cards, budgets = _cards(folder, epsilon)
     label = survival_label(Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None)
-    fed = _remote(folder, cards, f"survival {epsilon!r}", deadline)
+    channel = _channel(folder, cards, ["survival", epsilon], deadline, totals=False)
     with interruptible(REPEATED):
-        found = survival_of(fed, gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
-    answer = found | {"silos": _charged(cards, budgets)}
+        found = survival_of(_each(channel), gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
+    answer = found | {"silos": _charged(cards, budgets, [channel])}
     if show_survival(answer, page, as_json):
         show_charged(answer["silos"])
 
@@ -296,45 +302,38 @@ def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
     return cards, [Budget(epsilon, card.delta) for card in cards]
 
 
-def _remote(folder: Path, cards: Sequence[Card], asked: str, deadline: float) -> Federation:
+def _each(channel: Remote) -> Federation:
     from silodp.server.federation import Everyone, Federation
 
-    return Federation(_channel(folder, cards, asked, deadline, totals=False), Everyone(len(cards)))
+    return Federation(channel, Everyone(channel.silos))
 
 
 def _asked_of_each(
-    ask: Callable[[str], Federation], cards: Sequence[Card], budgets: Sequence[Budget], w: Tensor, groups: Groups | None, **asked: Any
+    ask: Callable[[Sequence[str]], Remote], cards: Sequence[Card], budgets: Sequence[Budget], w: Tensor, groups: Groups | None, **asked: Any
 ) -> dict[str, Any]:
     """What the silos answer, who is not in it, and what each silo may have been charged.
 
     Groups come first: where no policy allows them, nothing is paid. Each question is a run of its own, so that whoever refuses one is asked the
     other; the score beside groups is the same question whatever their column is, and is paid for once.
     """
-    from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
     from silodp.server.estimates.groups import KIND, QUESTIONS, score_groups
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
-    from silodp.server.remote import maybe_charged
 
     held, names, questions = [card.held_out for card in cards], [card.name for card in cards], QUESTIONS if groups else 1
     seen, without = dict[str, Any](), [dict[str, str]() for _ in range(questions)]
+    channels = [ask(["beside groups"] if groups else []), *([ask(["by", groups.by])] if groups else [])]
     if groups:
-        seen["groups"] = score_groups(ask(f" by {groups.by}"), w, gaussian_for(KIND, budgets, questions), groups, held, without[1])
+        seen["groups"] = score_groups(_each(channels[1]), w, gaussian_for(KIND, budgets, questions), groups, held, without[1])
         seen["groups"] |= {"without": without[1]} if without[1] else {}
     try:
         mechanism = gaussian_for("score", budgets, questions)
-        found = score(ask(" beside groups" if groups else ""), w, mechanism, names=names, held_out=held, without=without[0], **asked)
+        found = score(_each(channels[0]), w, mechanism, names=names, held_out=held, without=without[0], **asked)
         seen |= {"scores": as_rows(found, len(cards[0].classes))} | ({"without": without[0]} if without[0] else {})
     except BadInput as refusal:
         if not groups:
             raise
         seen["refused"] = str(refusal)
-    charged = [maybe_charged({*names} - codes.keys(), codes) for codes in without]
-    seen["silos"] = _charged(cards, budgets)
-    for silo, budget in zip(seen["silos"], budgets, strict=True):
-        share = sum(silo["name"] in each for each in charged) / questions
-        if share < 1:  # a part so small that delta alone covers it is not nothing
-            silo["epsilon"] = share and (gdp_epsilon(gdp_mu(budget) * math.sqrt(share), budget.delta) or budget.epsilon)
-    return seen
+    return seen | {"silos": _charged(cards, budgets, channels, questions)}
 
 
 def _trust(folder: Path, cards: Sequence[Card]) -> str:
@@ -344,20 +343,22 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
     return "masks" if all(card.rule == "totals" for card in cards) else "isrl"
 
 
-def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *, totals: bool = True) -> Channel:
-    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is asked, so that asking again is
+def _channel(folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline: float, *, totals: bool = True) -> Remote:
+    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is `asked`, in JSON, so that asking again is
     repeating and not paying again."""
     from silodp.cli.federation_shuffle import shuffler_card
     from silodp.server.journal import Journal
-    from silodp.server.remote import Remote, Timeouts
+    from silodp.server.remote import Timeouts
     from silodp.server.remote_masked import MaskedRemote
+    from silodp.server.remote_repeated import RepeatedRemote
     from silodp.server.remote_shuffled import ShuffledRemote
 
-    folder, run = folder.resolve(), hashlib.sha256(asked.encode()).hexdigest()[:32]
+    folder, run = folder.resolve(), hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
     waits, state = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline)), load_state(folder)
-    about: dict[str, Any] = {"run": run, "key": read_key(folder / "asker.key"), "timeouts": waits}
+    again = f"run `silodp federation {asked[0]}` again"
+    about: dict[str, Any] = {"run": run, "key": read_key(folder / "asker.key"), "timeouts": waits, "again": again}
     if not totals:
-        return Remote(cards, carrier_of(folder, state), **about)
+        return RepeatedRemote(cards, carrier_of(folder, state), **about)
     if not state.get("shuffler"):
         place = folder / "evaluations" / run  # a gate's key is for one answer: asked again without its key, a question would be another
         place.mkdir(0o700, parents=True, exist_ok=True)
@@ -368,10 +369,24 @@ def _channel(folder: Path, cards: Sequence[Card], asked: str, deadline: float, *
     return ShuffledRemote(cards, carrier_of(folder, state), shuffler=mixer, **about)
 
 
-def _charged(cards: Sequence[Card], budgets: Sequence[Budget]) -> list[dict]:
-    """What the releases are worth by themselves, and the ledger's rule where it is another than that of Gaussians."""
-    return [
-        {"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta}
-        | ({} if card.rule in ("gdp", "totals") else {"rule": card.rule})
-        for card, budget in zip(cards, budgets, strict=True)
-    ]
+def _charged(
+    cards: Sequence[Card], budgets: Sequence[Budget], channels: Sequence[Remote], questions: int = 1, total: Query | None = None
+) -> list[dict]:
+    """What the releases that each silo may have been charged for are worth by themselves, of `questions` that take its budget; and the ledger's rule
+    where it is another than that of Gaussians. A `total` may have been asked more often than once."""
+    from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
+    from silodp.core.privacy.totals import Schedule
+
+    found = []
+    for card, budget in zip(cards, budgets, strict=True):
+        times, epsilon = sum(channel.charges[card.name] for channel in channels), budget.epsilon
+        if times < questions:  # a part so small that delta alone covers it is not nothing
+            epsilon = times and (gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon)
+        elif times > questions and total:
+            schedule = Schedule()
+            for _ in range(times):
+                schedule.add("full", total.event())
+            epsilon = max(epsilon, schedule.epsilon(budget.delta))
+        own = {"name": card.name, "epsilon": epsilon, "delta": budget.delta}
+        found.append(own | ({} if card.rule in ("gdp", "totals") else {"rule": card.rule}))
+    return found

@@ -3,7 +3,7 @@
 It holds hashes of queries and of replies, and what was made of the replies (a mean, a total), which is private already. The file is a sequence of
 records, each  length of the payload (8, big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
 big-endian) | header, JSON | frames that are kept whole, one after another | the numbers of the mean. The first record's header names run and configuration;
-each other is of a question, with "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code), "heard" (silo: `Heard`), "replies" ([name, bytes], ...)
+each other is of a question, with "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code), "doubted" (silos), "heard" (silo: `Heard`), "replies" ([name, bytes], ...)
 and "value" (type, shape); or of an iterate, with its number and SHA-256.
 
 Replies themselves are in the file "replies" beside it (`replies`): each before anything is made of it, and until the iterate is here. A record is on the
@@ -54,6 +54,8 @@ class Round:
     replies: dict[str, bytes] = field(default_factory=dict)
     """Those that are kept whole: they are short, or the total itself."""
     value: np.ndarray | None = field(default=None, compare=False)
+    doubted: tuple[str, ...] = ()
+    """Those of the dropped who may have been charged before they refused."""
 
 
 class Journal:
@@ -70,7 +72,8 @@ class Journal:
         if not lock(self._file):
             self.close()
             raise BadInput(f"another process runs with the journal {path}; wait for its end, or stop it")
-        self._head, self._ended = bytes(_HASH), False
+        self._head, self._ended, self.reached = bytes(_HASH), False, -1
+        """The last question that may have gone out before the journal was opened: the one after the last that is here, or none of a new one."""
         self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
         first = None if new else self._next()
@@ -98,7 +101,8 @@ class Journal:
             self._ended = True
             return None
         told = {name: Heard(**about) for name, about in found["heard"].items()}
-        return Round(found["sequence"], found["asked"], found["dropped"], told, found["frames"], found["numbers"])
+        doubted = tuple(found.get("doubted", ()))
+        return Round(found["sequence"], found["asked"], found["dropped"], told, found["frames"], found["numbers"], doubted)
 
     def iterate(self, number: int, sha256: str) -> None:
         """The iterate is there: what it was made of is let go of. BadInput where the journal has another one."""
@@ -120,11 +124,12 @@ class Journal:
         """Cuts off a mark at the end, with the questions before it that nobody replied to and no iterate was made of."""
         begin, head = self._file.tell(), self._head
         unanswered: list[tuple[int, int]] = []
-        cut, start = None, begin
+        cut, start, self.reached = None, begin, 0
         while cut is None and (header := self._next()):
             if "stopped" in header:
                 cut = min((place for sequence, place in unanswered if sequence >= header["stopped"]), default=start)
             elif "sequence" in header:
+                self.reached = header["sequence"] + 1
                 unanswered = [] if header["heard"] or header["replies"] else [*unanswered, (header["sequence"], start)]
             start = self._file.tell()
         if cut is not None:
@@ -136,7 +141,7 @@ class Journal:
         """Afterwards the record is on the disk."""
         if not self._ended:
             raise RuntimeError("a journal is read to its end before it is written")
-        header = {"sequence": told.sequence, "asked": told.asked, "dropped": told.dropped}
+        header = {"sequence": told.sequence, "asked": told.asked, "dropped": told.dropped, "doubted": told.doubted}
         header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
         header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}
         value = [] if told.value is None else [np.ascontiguousarray(told.value)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,8 +37,8 @@ from silodp.server.replies import Key, Replies
 
 MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
 """Refusals that may pass: the same bytes are sent again until the deadline."""
-DOUBTFUL = frozenset({"silent", "forged", "value", "removed", "purged", "id-reused"})
-"""After these, too, a ledger may hold a charge for the question."""
+DOUBTFUL = MAY_PASS | {"silent", "forged", "value", "removed", "purged", "id-reused", "round"}
+"""After these a ledger may hold a charge for the question."""
 RETIRED = frozenset({"budget", "expired", "run-limit", "rule", "model", "silo", "asker", "statistic", "sampling", "version", "removed"})
 """Refusals that last, and the word of the server's own operator: the silo is asked nothing more in this run. Any other refusal is of one question, and the silo is asked the next."""
 LARGEST = 1e30
@@ -66,6 +67,8 @@ class QuestionReport:
     """Where the server sees totals: (1, d), the sum over those who answered, and how many records are in it."""
     lost: tuple[tuple[Event | TotalEvent, tuple[str, ...]], ...] = ()
     """Attempts before, of which no total came, and the silos that may have been charged for each."""
+    charged: frozenset[str] = frozenset()
+    """The silos whose ledger may hold a charge for it."""
     norm: float | None = None
     shares: tuple[float, ...] = ()
     """Where the server sees answers: how long their mean is, and how much each counts in it."""
@@ -86,15 +89,16 @@ class Remote:
         timeouts: Timeouts | None = None,
         report: Callable[[QuestionReport, Mapping[str, Heard]], None] = lambda report, heard: None,
         before: Callable[[], None] = lambda: None,
+        again: str = "resume the run",
     ) -> None:
-        """`before` is called before each question that goes out, and not for those that the journal answers."""
+        """`before` is called before each question that goes out, and not for those that the journal answers; `again` says how the same is asked anew."""
         if len({card.name for card in cards}) != len(cards):
             raise BadInput(f"the silos are {', '.join(card.name for card in cards)}; each needs a name of its own")
         if not 1 <= quorum <= len(cards):
             raise BadInput(f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the number of silos")
         self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
         self._journal, self._quorum, self._timeouts, self._report = journal, quorum, timeouts or Timeouts(), report
-        self._replies, self._before = journal.replies if journal else Replies(), before
+        self._replies, self._before, self._again = journal.replies if journal else Replies(), before, again
         self._pace: dict[str, float] = {}
         """Seconds that silos take, by kind of question."""
         self._digests: dict[str, str] = {}
@@ -106,11 +110,24 @@ class Remote:
         """What was sent, and to whom, of a question that has come to no end: they may have charged it."""
         self.lost: list[tuple[Event | TotalEvent, tuple[str, ...]]] = []
         """The same of earlier attempts at that question."""
+        self._doubted: Collection[str] = ()
+        """Who refused the question for good, but may have charged it when it was first sent."""
+        self._charges = Counter[str]()
+
+    @property
+    def silos(self) -> int:
+        return len(self._cards)
 
     @property
     def asked(self) -> int:
         """Questions so far, and so the number of the next."""
         return self._sequence
+
+    @property
+    def charges(self) -> Counter[str]:
+        """How many answers, at most, the ledger of each silo has charged: whatever is in doubt counts."""
+        open_yet = (*self.lost, *([self.pending] if self.pending else []))
+        return self._charges + Counter(name for _, names in open_yet for name in names)
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The releases of those of the silos that answer, each by itself. Raises StopRun where fewer than the quorum can or do."""
@@ -140,12 +157,16 @@ class Remote:
         else:
             self._check_recorded(recorded)
             heard, dropped, value = recorded.heard, recorded.dropped, recorded.value
+            self._doubted = recorded.doubted
             members = [i for name, i in asked.items() if name in heard]
         self._settle(frames, dropped)
         names = tuple(self._cards[i].name for i in members)
         shares = tuple(mechanism.shares(members, weights)[0].tolist()) if weights and members else ()
         norm = None if value is None else float(np.linalg.norm(value.mean(0, dtype=np.float64)))
-        told = QuestionReport(self._sequence, query.event(), names, dropped, recorded is not None, query, norm=norm, shares=shares)
+        charged = maybe_charged(heard, dropped, self._doubted)
+        told = QuestionReport(
+            self._sequence, query.event(), names, dropped, recorded is not None, query, charged=charged, norm=norm, shares=shares
+        )
         self._closing(told, heard)
         if value is None:
             codes = {name: self.retired.get(name, code) for name, code in dropped.items()}
@@ -195,13 +216,14 @@ class Remote:
 
     def _closing(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
         self._report(report, heard)
+        self._charges.update(name for names in (report.charged, *(names for _, names in report.lost)) for name in names)
         self._sequence, self.pending, self.lost = self._sequence + 1, None, []
         if not self._journal:  # nobody comes back to them
             self._replies.clear()
 
     def _record(self, dropped: dict[str, str], heard: dict[str, Heard], value: np.ndarray | None = None, **whole: bytes) -> None:
         if self._journal:
-            self._journal.write(Round(self._sequence, self._digests, dropped, heard, whole, value))
+            self._journal.write(Round(self._sequence, self._digests, dropped, heard, whole, value, tuple(self._doubted)))
 
     def _check_recorded(self, recorded: Round) -> None:
         if (recorded.sequence, recorded.asked) != (self._sequence, self._digests):
@@ -276,6 +298,7 @@ class Remote:
         waiting = self._present([name for name in frames if name not in answers])
         begin, sending, frames = time.monotonic(), Sending(self._carrier, waits.retry), Frames.of(frames)
         dropped = {name: "silent" for name in frames if name not in waiting and name not in answers}
+        sent_before = set(frames) if self._journal and self._sequence <= self._journal.reached else set[str]()
         while waiting:
             left = waits.deadline - (time.monotonic() - begin)
             if left <= 0 and (len(answers) >= need or left <= waits.deadline - waits.limit):
@@ -298,11 +321,15 @@ class Remote:
                         waiting.remove(name)
             gone = sent & sending.removed  # of whom nothing came
             dropped, waiting = dropped | {name: "removed" for name in waiting if name in gone}, [n for n in waiting if n not in gone]
+            sent_before.update(waiting)  # what they were sent may be in their ledger, whatever they say from now on
             if waiting:
                 sending.pause(anew=len(waiting) < asked)
         dropped |= {name: dropped.get(name, "silent") for name in waiting}
+        self._doubted = [name for name, code in dropped.items() if name in sent_before and code not in DOUBTFUL]
+        if self.pending:  # which it stays where the run stops here
+            self.pending = self.pending[0], tuple(sorted(maybe_charged(answers, dropped, self._doubted)))
         if sending.gone and len(answers) < max(need, 1):
-            raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and resume the run")
+            raise StopRun(f"the engine cannot be reached ({sending.gone}); start it again and {self._again}")
         if stop and len(answers) < need:
             number = self._sequence + 1
             raise StopRun(
@@ -353,9 +380,9 @@ def combined_total(channel: Channel, query: Query, silos: Sequence[int], weights
     return query.mechanism.combine(answers.value, answers.silos, weights), answers.silos
 
 
-def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str]) -> set[str]:
+def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str], doubted: Iterable[str] = ()) -> frozenset[str]:
     """Those who answered, those whose ledger says that it knows the question, and those of whom nobody knows whether they were asked, and charged."""
-    return {*answers} | {name for name, code in dropped.items() if code in MAY_PASS | DOUBTFUL}
+    return frozenset((*answers, *doubted, *(name for name, code in dropped.items() if code in DOUBTFUL)))
 
 
 def _digest(frame: bytes) -> str:

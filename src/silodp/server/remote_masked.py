@@ -63,16 +63,18 @@ class MaskedRemote(Remote):
             else:
                 self._check_recorded(recorded)
                 heard, dropped, found = recorded.heard, recorded.dropped, recorded.value
+                self._doubted = recorded.doubted
             self._settle(frames, dropped)
             self._spent |= {rows[name].key for name in heard}
             missing = {name: code for name, code in missing.items() if name not in asked} | dropped
             if found is not None:
                 break
-            self.lost.append((query.event(), tuple(sorted(maybe_charged(heard, dropped)))))
+            self.lost.append((query.event(), tuple(sorted(maybe_charged(heard, dropped, self._doubted)))))
             self._attempt, self.pending = self._attempt + 1, None
             if tries == ATTEMPTS:
                 raise StopRun(
-                    f"the cohort of question {self._sequence + 1} has broken {tries} times ({_list(dropped)}); what was charged stays charged"
+                    f"the cohort of question {self._sequence + 1} has broken {tries} times ({_list(dropped)}); what was charged stays charged",
+                    dropped,
                 )
         if int(found.max()) > records * (mechanism.levels + mechanism.noise_bits):
             # a liar's answer spoils the sum, as it may spoil any mean; that it did can be seen only where the sum leaves its range
@@ -81,8 +83,9 @@ class MaskedRemote(Remote):
             )
         total = torch.from_numpy(found.astype("f8"))[None, None]
         told = QuestionReport(
-            self._sequence, query.event(), tuple(asked), missing, recorded is not None, query, (total[:, 0], records), tuple(self.lost)
-        )
+            self._sequence, query.event(), tuple(asked), missing, recorded is not None, query, (total[:, 0], records), tuple(self.lost),
+            maybe_charged(heard, missing, self._doubted),
+        )  # fmt: skip
         self._closing(told, heard)
         return Answers(total, tuple(asked.values()))
 

@@ -25,7 +25,7 @@ from silodp.core.weights import Weights
 from silodp.server.asking import Carrier, Sending, believed
 from silodp.server.federation import StopRun
 from silodp.server.journal import Heard, Round
-from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total
+from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total, maybe_charged
 
 SITE = "shuffler"
 """Under this name the shuffler's courier is another site of the engine."""
@@ -67,7 +67,7 @@ class ShuffledRemote(Remote):
                 outcome = self._passed_before(query, len(heard), recorded)
                 continue
             self._check_recorded(recorded)
-            heard, dropped = recorded.heard, recorded.dropped
+            heard, dropped, self._doubted = recorded.heard, recorded.dropped, recorded.doubted
         replayed = outcome is not None
         if outcome is None:
             heard, dropped, outcome = self._totalled(query, asked, frames, heard, dropped)
@@ -81,7 +81,10 @@ class ShuffledRemote(Remote):
                 f"but the boxes that it took were of {records} records of {len(members)}"
             )
         total = torch.from_numpy(outcome.totals).double()[None, None]
-        report = QuestionReport(self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records))
+        report = QuestionReport(
+            self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records),
+            charged=maybe_charged(heard, dropped, self._doubted),
+        )  # fmt: skip
         self._closing(report, heard)
         return Answers(total, tuple(asked[name] for name in members))
 
@@ -108,7 +111,8 @@ class ShuffledRemote(Remote):
         if (records := self._records(query, list(heard), asked)) < as_total(query.mechanism).contributions:
             raise StopRun(
                 f"{records} records were contributed to question {self._sequence + 1} where the noise counts on "
-                f"{as_total(query.mechanism).contributions} ({_list(dropped)}); nothing is passed on, and what was charged stays charged"
+                f"{as_total(query.mechanism).contributions} ({_list(dropped)}); nothing is passed on, and what was charged stays charged",
+                dropped,
             )
         self._record(dropped, heard)
         outcome = self._relayed(query, heard)
@@ -152,8 +156,8 @@ class ShuffledRemote(Remote):
                 last = got.code if isinstance(got, Declined) else got
             sending.pause()
         raise StopRun(
-            f"the shuffler gave no total for question {self._sequence + 1} ({last}); what was charged stays charged, and a resumed run "
-            "brings it the same boxes"
+            f"the shuffler gave no total for question {self._sequence + 1} ({last}); what was charged stays charged: {self._again}, which brings it "
+            "the same boxes"
         )
 
     def _read(self, raw: bytes, query: Query, boxes: int, frame: bytes) -> Passed | Declined | str:

@@ -16,7 +16,7 @@ from silodp.server.journal import Heard
 from silodp.server.plan import Plan
 from silodp.server.progress import Progress as Record
 from silodp.server.progress import measured_norms, measured_total
-from silodp.server.remote import Card, QuestionReport, maybe_charged
+from silodp.server.remote import Card, QuestionReport
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Tally:
             self._dropped[name][code] += 1
         for name, reply in heard.items():
             self._ledgers[name] = {"count": reply.count, "head": reply.head}
-        for event, names in (*told.lost, (told.event, maybe_charged(heard, told.dropped))):
+        for event, names in (*told.lost, (told.event, told.charged)):
             self.charge(event, names)
         self._look(told, heard)
 

@@ -86,9 +86,7 @@ def score_groups(
     try:
         released = ask_each(fed, statistic, mechanism, without)
     except (BadInput, StopRun) as stop:
-        raise BadInput(
-            f"there are no figures of groups: {stop}; the gates' logs say why, and their policies must allow GroupScore"
-        ) from None
+        raise BadInput(f"there are no figures of groups: {stop}") from None
     value, noise = pooled(released, statistic, mechanism, held_out)
     n, (wrong, right) = sum(held_out[i] for i in released), value.reshape(2, -1)
     rows, others = [], noise * math.sqrt(len(groups.names) - 1)

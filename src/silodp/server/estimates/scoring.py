@@ -84,7 +84,8 @@ def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict
             break
     if not found:
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
-        raise BadInput(f"no silo has answered what was asked, {type(statistic).__name__} ({said}){why(codes)}")
+        name, logs = type(statistic).__name__, "the gates' logs say why, and their policies must allow"
+        raise BadInput(f"no silo has answered what was asked, {name} ({said}){why(codes)}; {logs} {name}")
     return found
 
 

@@ -51,9 +51,8 @@ def score_total(channel: Channel, query: Query, *, counts: Sequence[int], held_o
     try:
         value = fed.mean(query)[0].double().cpu() + statistic.centre
     except StopRun as stop:
-        raise BadInput(
-            f"there is no total of the scores: {stop}; the gates' logs say why, and their policies must allow ScoreTotal"
-        ) from None
+        logs = "; the gates' logs say why, and their policies must allow ScoreTotal" if stop.codes else ""
+        raise BadInput(f"there is no total of the scores: {stop}{logs}") from None
     records, held = sum(counts), sum(held_out)
     own = math.sqrt(float(variance(Parameters(int(m.levels), int(m.noise_bits), m.p), records, float(m.clip)))) * records / held
     return [scores_of("all", held, value.numpy(), own, asked_of(**asked)[0])]

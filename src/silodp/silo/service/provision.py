@@ -16,6 +16,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
+from silodp.core.statistics import STATISTICS
 from silodp.host.atomic import new_files
 from silodp.host.extension import file_hash
 from silodp.host.keys import key_text, public
@@ -153,7 +154,7 @@ def provision(
     kept = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), n, rule)
-    limits["statistics"] += scores_of(rule) if aside else ()
+    limits["statistics"] = served(limits["statistics"], rule) + (scores_of(rule) if aside else ())
     limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -182,6 +183,11 @@ def provision(
             folder / place.ledger, rule=kept, budget=budget, records=n, identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
         )  # fmt: skip
     return made
+
+
+def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
+    """Those of them that training asks such a silo for: one of totals is asked for totals, and would answer the rest by itself."""
+    return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
 
 
 def scores_of(rule: str) -> tuple[str, ...]:

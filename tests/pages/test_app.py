@@ -21,7 +21,7 @@ from silodp.pages import runs
 from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.pause import pause_file, paused, set_paused
+from silodp.silo.service.pause import NAME, paused, set_paused
 from silodp.silo.service.policy import Place
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
@@ -126,7 +126,7 @@ def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_no
         set_paused(gated.policy, False)
     assert len(list(gated.conduct(tmp_path / "again", epsilon=("0.1",)))) == 4
     assert used() > before
-    assert not pause_file(gated.policy).exists()
+    assert not (gated.policy.parent / NAME).exists()
 
 
 def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(port, gated, tmp_path):

@@ -223,8 +223,9 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
-def _bar(share: float, width: int = 40) -> str:
+def _bar(share: float) -> str:
     """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as all spent."""
+    width = 40
     full = min(width, max(0, round(share * width)))
     full = max(full, 1) if share > 0 else full
     full = min(full, width - 1) if share < 1 else full

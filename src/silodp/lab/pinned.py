@@ -23,7 +23,6 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
-from silodp.core.mechanisms import Shuffled
 from silodp.engine import native
 from silodp.host.extension import load, named, run
 
@@ -100,5 +99,4 @@ def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]
 
 def _numbers(mechanism: Any) -> list[list[float]]:
     """What decides a mechanism's noise."""
-    names = ("levels", "noise_bits") if isinstance(mechanism, Shuffled) else ("noise_multiplier",)
-    return [torch.as_tensor(getattr(mechanism, name), dtype=torch.float64).flatten().tolist() for name in names]
+    return [torch.as_tensor(getattr(mechanism, name), dtype=torch.float64).flatten().tolist() for name in mechanism.noise]

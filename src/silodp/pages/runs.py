@@ -267,21 +267,8 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
-    return Run(
-        folder,
-        "federation",
-        state,
-        said,
-        about,
-        done,
-        order["rounds"],
-        tuple(silos),
-        rounds,
-        (),
-        summary,
-        {},
-        _lines(folder / "evaluations.jsonl"),
-    )
+    evaluations = _lines(folder / "evaluations.jsonl")
+    return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary, {}, evaluations)
 
 
 def _compared(folder: Path, config: dict[str, Any]) -> Run:

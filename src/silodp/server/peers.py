@@ -35,11 +35,14 @@ class Relay(Protocol):
     def get(self, name: str) -> bytes | None: ...
 
 
+LARGEST = 2**30
+
+
 class Folder:
     """A relay that is a shared folder: a file for each name, whole or not there."""
 
-    def __init__(self, path: Path, *, limit: int = 2**30) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: Path) -> None:
+        self._path = path
         path.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, content: bytes) -> None:
@@ -48,17 +51,17 @@ class Folder:
     def get(self, name: str) -> bytes | None:
         try:
             with open(self._path / _plain(name), "rb") as file:
-                content = file.read(self._limit + 1)
+                content = file.read(LARGEST + 1)
         except FileNotFoundError:
             return None
-        return content if len(content) <= self._limit else None
+        return content if len(content) <= LARGEST else None
 
 
 class Peer:
     """A carrier for one silo's own process: `gate` reaches the silo's own gate alone, the relay has everybody's replies."""
 
-    def __init__(self, silo: str, gate: Carrier, relay: Relay, *, pause: float = 0.02) -> None:
-        self._silo, self._gate, self._relay, self._pause = silo, gate, relay, pause
+    def __init__(self, silo: str, gate: Carrier, relay: Relay) -> None:
+        self._silo, self._gate, self._relay = silo, gate, relay
         self._seen: set[str] = set()
 
     def holds(self, cards: Sequence[Card], carrier: Carrier, plan: Plan, **settings: Any) -> PeerHolds:
@@ -81,7 +84,7 @@ class Peer:
                     del others[name]
             if not others or time.monotonic() >= deadline:
                 break
-            time.sleep(self._pause)
+            time.sleep(0.02)
         return replies
 
     def names(self) -> list[str]:

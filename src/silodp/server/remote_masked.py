@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Masked
+from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Answer, Envelope, Refusal, Sealed, decode_reply
 from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
@@ -44,7 +44,6 @@ class MaskedRemote(Remote):
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
         """The total of whoever is there, at least the quorum. Raises StopRun where the cohort breaks too often, or becomes too small."""
         mechanism, missing = query.mechanism.of(0), dict[str, str]()
-        assert isinstance(mechanism, Masked)
         wanted = {self._cards[i].name: i for i in sorted(silos)}
         self._attempt, tries = 0, 0
         while True:
@@ -94,7 +93,7 @@ class MaskedRemote(Remote):
 
     # --- the key round ----------------------------------------------------------------------------------------------------------------
 
-    def _keys(self, asked: Mapping[str, int], mechanism: Masked) -> tuple[dict[str, Row], dict[str, str]]:
+    def _keys(self, asked: Mapping[str, int], mechanism: Mechanism) -> tuple[dict[str, Row], dict[str, str]]:
         """The rows of those who are there, with the noise that each must add, and why the others are not."""
         frames = {name: self._key_request(i) for name, i in asked.items()}
         self._digests = {name: _digest(frame) for name, frame in frames.items()}
@@ -152,6 +151,6 @@ class MaskedRemote(Remote):
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         return isinstance(reply, Sealed) and len(reply.box) == query.statistic.shape[-1] * query.mechanism.modulus // 8
 
-    def _sum(self, query: Query, asked: Mapping[str, int], mechanism: Masked) -> np.ndarray:
+    def _sum(self, query: Query, asked: Mapping[str, int], mechanism: Mechanism) -> np.ndarray:
         """(d,), whole numbers."""
         return add_masked((self._box(query, name, i) for name, i in asked.items()), mechanism.modulus)

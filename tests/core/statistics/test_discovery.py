@@ -1,12 +1,15 @@
 """The lists of statistics and mechanisms come from the files of their packages."""
 
+import ast
 import dataclasses
 import importlib
 import pkgutil
 import sys
+from pathlib import Path
 
 import pytest
 
+import silodp
 from silodp.core import fields, mechanisms, statistics
 from silodp.core.mechanisms import MECHANISMS, Mechanism
 from silodp.core.protocol.canonical import read_named, write_named
@@ -59,3 +62,17 @@ def test_what_nobody_says_is_denied():
     assert not Sampling.whole
     assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {"Grad", "GradDiff", "ScoreTotal"}
     assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {"FullBatch", "DisjointBatches"}
+
+
+def test_three_files_alone_ask_which_statistic_or_mechanism_it_is():
+    """What differs between kinds is on the kinds themselves, or a new one would have to be known in many places."""
+    kinds, root, found = {"Statistic", "Rowed", "Mechanism", *STATISTICS, *MECHANISMS}, Path(silodp.__file__).parent, set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked = node.cls if isinstance(node, ast.MatchClass) else None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                asked = node.args[1]
+            names = {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(asked)} if asked else set()
+            if names & kinds:
+                found.add(path.relative_to(root).as_posix())
+    assert found <= {"core/mechanisms/totals.py", "server/estimates/moments.py", "silo/answer/exact.py"}

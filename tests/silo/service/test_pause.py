@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from silodp.silo.service.pause import NAME, Pause, pause_file, paused, set_paused
+from silodp.silo.service.pause import NAME, Pause, paused, set_paused
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_link_that_is_pointed_elsewhere_takes_its_pause_along(policy, tmp_path
 
 
 def test_a_pause_is_not_written_through_a_link(policy, tmp_path):
-    pause_file(policy).symlink_to(tmp_path / "victim")
+    (policy.parent / NAME).symlink_to(tmp_path / "victim")
     set_paused(policy, True)
     assert paused(policy)
     assert not (tmp_path / "victim").exists()

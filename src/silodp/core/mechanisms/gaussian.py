@@ -39,6 +39,7 @@ class Gaussian(Mechanism):
     noise_multiplier: Number
     sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
     wire: ClassVar = {"kind": NAME, "clip": REAL, "noise_multiplier": REAL}
+    noise = ("noise_multiplier",)
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
         super().check(statistic, runs, silos)

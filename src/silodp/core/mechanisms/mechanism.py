@@ -37,6 +37,8 @@ class Mechanism:
     clip: Number
     sampling: Sampling
     wire: ClassVar[dict[str, str]]
+    noise: ClassVar[tuple[str, ...]]
+    """Those of its fields that decide the noise."""
     total: ClassVar[bool] = False
     """Whether answers are for a shuffler, or masked, and added up: the server sees totals over silos, and no silo's own answer."""
     masked: ClassVar[bool] = False

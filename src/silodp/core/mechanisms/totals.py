@@ -43,6 +43,7 @@ class Shuffled(Mechanism):
     sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
 
     wire: ClassVar = {"kind": NAME, "clip": REAL, "levels": INTEGER, "noise_bits": INTEGER, "contributions": INTEGER, "p": REAL}
+    noise = ("levels", "noise_bits")
     total = True
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:

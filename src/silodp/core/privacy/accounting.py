@@ -289,7 +289,7 @@ def _float64(value) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float, *, interval: float = 5e-4) -> float:
+def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float) -> float:
     """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions (pessimistic rounding)."""
     if any(multiplier == 0 for _, multiplier, _ in releases):
         return math.inf
@@ -297,7 +297,7 @@ def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: f
         return gdp_epsilon(math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta)
     from dp_accounting.pld import pld_privacy_accountant as library
 
-    accountant = library.PLDAccountant(library.NeighborRel.REPLACE_ONE, value_discretization_interval=interval)
+    accountant = library.PLDAccountant(library.NeighborRel.REPLACE_ONE, value_discretization_interval=5e-4)
     for sampling, multiplier, count in releases:
         accountant.compose(pld_event(sampling, multiplier), count)
     return accountant.get_epsilon(delta)

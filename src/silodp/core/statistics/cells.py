@@ -24,11 +24,11 @@ class Cells(Rowed):
 
     @property
     def numbers(self) -> int:
-        raise NotImplementedError
+        return 0
 
     @property
     def cells(self) -> int:
-        raise NotImplementedError
+        return 0
 
     @property
     def reach(self) -> int:

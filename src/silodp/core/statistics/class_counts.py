@@ -28,10 +28,6 @@ class ClassCounts(Cells):
     wire: ClassVar = {"classes": INTEGER}
 
     @property
-    def numbers(self) -> int:
-        return 0
-
-    @property
     def cells(self) -> int:
         return self.classes
 

@@ -43,10 +43,6 @@ class GroupScore(Cells):
         return max(self.features, 2)
 
     @property
-    def numbers(self) -> int:
-        return 0
-
-    @property
     def cells(self) -> int:
         return 2 * self.groups
 

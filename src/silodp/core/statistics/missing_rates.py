@@ -30,10 +30,6 @@ class MissingRates(Cells):
         return self.features
 
     @property
-    def cells(self) -> int:
-        return 0
-
-    @property
     def about_features(self) -> int:
         return self.features
 

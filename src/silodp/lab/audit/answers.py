@@ -32,7 +32,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import open_box
 from silodp.core.protocol.codec import Answer, decode_reply, encode_query
 from silodp.core.query import Query
-from silodp.core.statistics import LocalSteps, Statistic
+from silodp.core.statistics import Statistic
 from silodp.lab.audit.masked import Companion, unmasked, with_cohort
 from silodp.lab.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.silo.answer.exact import Exact
@@ -122,7 +122,7 @@ class Row:
 
     @property
     def steps(self) -> int:
-        return STEPS if issubclass(self.statistic, LocalSteps) else 1
+        return STEPS if "steps" in self.statistic.wire else 1
 
 
 def _example(of: dict[type, Any], kind: type) -> Any:
@@ -190,7 +190,7 @@ def _sums(statistic: type[Statistic]) -> Tensor:
     """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
     problem, records = world()
     query = Row(statistic, Gaussian, samplings.FullBatch).query()  # nobody asks a gate: whatever it may be asked with
-    if issubclass(statistic, LocalSteps):
+    if "steps" in statistic.wire:
         query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
     training, held = split_records(records, HELD_OUT)
     part = held if statistic.on_held_out else training
@@ -236,7 +236,7 @@ class Answering(Silo):
     budget = Budget(1e12, 1e-5)
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
-        self.rule = Totals.for_budget(self.budget) if issubclass(mechanism, Shuffled) else Renyi(2.0)
+        self.rule = Totals.for_budget(self.budget) if mechanism.total else Renyi(2.0)
         self.shuffling = Shuffling(public(SEAL), "pseudonym.key", CROWD, 0), signing("the audit's pseudonym")
         self._asked, self._other = 0, Companion("other-silo", definition_hash(world()[0]))
         self.masking = Masking((self._other.member,), colluding=0, least=2)
@@ -273,7 +273,7 @@ class Answering(Silo):
         return {"event": json.loads(last.event), "amount": last.amount}
 
 
-def std_of(row: Row, query: Query) -> float:
+def std_of(query: Query) -> float:
     """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip / divisor; local steps add theirs up."""
     m = query.mechanism
     std = query.event().multiplier * 2 * float(m.clip) / divisor(query)

@@ -31,10 +31,10 @@ COHORT, COLLUDING = 12, 10
 class Companion:
     """Another silo of a masked total. What it adds is zero, so that its answer takes its masks off another's."""
 
-    def __init__(self, name: str, definition: str, run: str = RUN) -> None:
+    def __init__(self, name: str, definition: str) -> None:
         self.identity, self._key = signing(name), sealing(name)
         self.member = f"{name} {public(self.identity)}"
-        self.row = offered(self.identity, self._key, definition=definition, run=run, epoch=bytes(16))
+        self.row = offered(self.identity, self._key, definition=definition, run=RUN, epoch=bytes(16))
 
     def answer(self, envelope: Envelope, dimension: int) -> bytes:
         rows = read_table(envelope.cohort)
@@ -46,7 +46,6 @@ class Companion:
 def with_cohort(envelope: Envelope, own: Row, records: int, others: Sequence[tuple[Companion, int]], attempt: int = 0) -> Envelope:
     """The question to a silo with so many records in the batch, and to these others with theirs."""
     asked = envelope.query.mechanism
-    assert isinstance(asked, Masked)
     members = [(own, records), *((other.row, n) for other, n in others)]
     table = write_table(replace(row, trials=n * asked.noise_bits) for row, n in members)
     return replace(envelope, cohort=table, attempt=attempt)
@@ -90,7 +89,6 @@ def priced(case: Case, pipeline: Pipeline) -> Plan:
 
 def as_masked(plan: Plan) -> Masked:
     (mechanism,) = plan.mechanisms.values()
-    assert isinstance(mechanism, Masked)
     return mechanism
 
 

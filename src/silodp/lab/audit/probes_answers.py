@@ -23,7 +23,6 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.core.statistics import Grad, GradDiff, LocalSteps
 from silodp.lab.audit import normal
 from silodp.lab.audit.answers import (
     CROWD,
@@ -41,6 +40,7 @@ from silodp.lab.audit.answers import (
     own_part,
     pull_of,
     std_of,
+    world,
 )
 from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
 from silodp.silo.answer.exact import lattice_step
@@ -77,7 +77,7 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
         batch = int(m.sampling.batch(N))
         clear = (exact_sum(row)[at].numpy() == 0).nonzero()[0]  # where records pull, rounding adds a coin of its own
         return normal.from_binomial(values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0)
-    return (values - centre_of(row, query)[at].numpy()) / std_of(row, query)
+    return (values - centre_of(row, query)[at].numpy()) / std_of(query)
 
 
 @ANSWERS.probe("noise of every answer")
@@ -177,7 +177,7 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
         query = row.query(loud=False)
         value = silo.put(query)
         _check_charge(row, query, silo)
-        if not issubclass(row.statistic, Grad | GradDiff | LocalSteps):
+        if query.statistic.rows(world()[0], 0):
             off = float((_as_sum(row, query, value, N, held_out(N, HELD_OUT)) - exact_sum(row)).abs().max()) / _blur(row, query, N)
             if off > SURELY:
                 raise Caught(f"{row}: the answer is not the mean over the records of its part, by {off:.3g} times its noise")

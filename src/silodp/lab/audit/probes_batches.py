@@ -22,7 +22,6 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import Poisson, WithoutReplacement
-from silodp.core.statistics import GradDiff, LocalSteps
 from silodp.lab.audit.answers import Answering, N, Row, answerable
 from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
 from silodp.silo.answer.lattice import Keystream
@@ -49,8 +48,8 @@ def question(row: Row) -> Query:
     """The row's question to the crowd, whose every record pulls by its whole clip one way."""
     query = row.query(loud=False, features=2 * GROUPS, sampling=row.sampling(COINS))
     zero = torch.zeros(1, 2 * GROUPS, dtype=torch.float64)
-    change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1} if issubclass(row.statistic, GradDiff) else {"w": zero}
-    change |= {"step": TINY} if issubclass(row.statistic, LocalSteps) else {}
+    change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1} if "reference" in row.statistic.wire else {"w": zero}
+    change |= {"step": TINY} if "steps" in row.statistic.wire else {}
     change |= {"drift": zero} if "drift" in vars(query.statistic) else {}
     made: dict[str, Any] = {name: value for name, value in vars(query.statistic).items() if name != "releases"} | change
     return Query(row.statistic(**made), query.mechanism)

@@ -126,12 +126,12 @@ def attack_totals(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple
     return scores_of([Deployed(world, mechanism, pipeline, points) for world in neighbours(silos=SILOS)], runs)
 
 
-def attack_counts(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+def attack_counts(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """What the shuffler sees of one silo, whose own coins are as many as make the claim its local epsilon."""
     points = POINTS[: int(case.settings["rounds"])]
     coins = _own_coins(case)
     mechanism = Shuffled("minibatch", CLIP, coins.levels, coins.noise_bits, RECORDS, coins.p)
-    return scores_of([Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)], runs)
+    return scores_of([Deployed(world, mechanism, SOUND, points, alone=True) for world in neighbours(silos=1)], runs)
 
 
 def scores_of(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -127,21 +127,21 @@ class Stage:
         return torch.stack([attacker.evidence(query, value, h) for (query, value), h in zip(transcript, heard, strict=True)]).sum(0)
 
 
-def attack_deployed(case: Case, runs: int, *, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """As `attack`, on one release of a deployed gate's own arithmetic: records as integers and noise from operating-system entropy.
 
     All runs ask about the same point, so each data set's integer sum is computed once; the noise is drawn anew for every run.
     """
 
-    class Remembering(pipeline.exact):
+    class Remembering(SOUND.exact):
         def _sum(self, *what: Any) -> np.ndarray:
             if not hasattr(self, "kept"):
                 self.kept = super()._sum(*what)
             return self.kept.copy()
 
     problem, worlds = canary_problem(), neighbours(silos=1)
-    query = Query(Grad(torch.zeros(1, problem.dim)), case.plan(worlds[0].counts, pipeline).mechanisms["minibatch"])
-    attacker = Attacker([pipeline.answerer(problem, w, [0]) for w in worlds], worlds[0].counts)
+    query = Query(Grad(torch.zeros(1, problem.dim)), case.plan(worlds[0].counts, SOUND).mechanisms["minibatch"])
+    attacker = Attacker([SOUND.answerer(problem, w, [0]) for w in worlds], worlds[0].counts)
     scores = []
     for world in worlds:
         gate = Remembering(problem, world, partition=no_partition)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from silodp.core.mechanisms import Gaussian
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -75,7 +74,6 @@ def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:
     counts = made.plan.counts
     found = {}
     for kind, mechanism in made.mechanisms.items():
-        assert isinstance(mechanism, Gaussian)
         z = mechanism.multipliers(range(len(counts)))[0]
         std = 2 * (1 + CLIP_TOLERANCE) * z / torch.tensor(counts, dtype=torch.float64)
         found[kind] = float((std * shares_of(weights, std)).square().sum().sqrt()) if len(counts) > 1 else float(std[0])

@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Masked
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table, secret_with
 from silodp.host.atomic import write
@@ -145,7 +144,6 @@ class Masker:
     def check(self, envelope: Envelope, own: int) -> None:
         """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the price does. A function of query and policy."""
         asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
-        assert isinstance(asked, Masked)
         if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
             raise Refused("noise")
         mine = [row for row in rows if row.identity == self._own]

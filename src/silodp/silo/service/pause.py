@@ -16,10 +16,6 @@ NAME = "paused"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def pause_file(policy: str | Path) -> Path:
-    return Path(policy).absolute().parent / NAME
-
-
 def paused(policy: str | Path) -> bool:
     """Whatever lies there pauses the gate, and so does a folder that is not to be found."""
     for folder in _folders(policy):

@@ -22,6 +22,7 @@ _SYMBOL = {
     "diameter": "D",
 }
 _COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
+UPSILON = "upsilon^2, the heterogeneity of the silos, is taken at its largest value L^2"
 EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
 
 
@@ -130,32 +131,38 @@ def prox_sgd(c: Constants) -> Prescription:
     """
     mu, gap = c.need("pl", "Noisy Prox-SGD"), c.need("gap", "Noisy Prox-SGD")
     kappa, M, n = c.smoothness / mu, c.answering, c.records
-    target = mu * gap / c.lipschitz**2 * min(M * n, M / c.privacy)
-    R = max(1, ceil(2 * kappa * log(target)))
-    K = n // R
+    run = sgd_run(c, mu * gap / c.lipschitz**2 * min(M * n, M / c.privacy))
+    first, *others = run.pop("conditions")
+    K = run["batch"]
     scale = c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K) if K else 0.0
     return Prescription(
         theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 1",
         formula="E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln(1/delta) / (epsilon^2 n^2 M) + kappa/(M n)))",
-        conditions=(
+        conditions=(first, ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta), *others),
+        notes=("for M < N and unlike silos the error has a further term of order (N-M)/(M(N-1)) L^2/mu that no n removes",),
+        noise={"sigma": 4 * scale} if K else {},
+        upper_bound=c.lipschitz**2 / mu * (kappa**2 * c.privacy / M + kappa / (M * n)),
+        printed={"sigma": sqrt(8) * scale} if K else {},
+        **run,
+    )
+
+
+def sgd_run(c: Constants, target: float) -> dict[str, Any]:
+    """What both theorems on Prox-SGD prescribe alike: rounds until the gap has shrunk to 1/`target` of what it was, on disjoint batches."""
+    kappa = c.smoothness / c.need("pl", "Prox-SGD")
+    R = max(1, ceil(2 * kappa * log(target)))
+    K = c.records // R
+    return {
+        "conditions": (
             ("epsilon <= min(8 ln(1/delta), 15)", c.epsilon <= min(8 * c.log_delta, 15)),
-            ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
             ("mu <= beta", kappa >= 1),
             ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
             ("the logarithm in R is positive (else w_0 already meets the bound, and R is set to 1)", target > 1),
-            (EXCHANGEABLE, c.silos == M),
+            (EXCHANGEABLE, c.silos == c.answering),
         ),
-        notes=("for M < N and unlike silos the error has a further term of order (N-M)/(M(N-1)) L^2/mu that no n removes",),
-        algorithm="prox-sgd",
-        output="w_R",
-        rounds=R,
-        batch=K,
-        step=1 / (2 * c.smoothness),
-        noise={"sigma": 4 * scale} if K else {},
-        upper_bound=c.lipschitz**2 / mu * (kappa**2 * c.privacy / M + kappa / (M * n)),
-        log_factor=max(1.0, log(target)) ** 2,
-        printed={"sigma": sqrt(8) * scale} if K else {},
-    )
+        "algorithm": "prox-sgd", "output": "w_R", "rounds": R, "batch": K, "step": 1 / (2 * c.smoothness),
+        "log_factor": max(1.0, log(target)) ** 2,
+    }  # fmt: skip
 
 
 def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
@@ -166,24 +173,19 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
     sigma_2^2 has 4096 for the sensitivity 4L/K of a difference (printed 1024, PAPER-NOTES 2.16); the delta of S E and S R releases
     gives ln(5SE/delta) and ln(5SR/delta) (printed 5E and 2.5R); the M < N term is divided by mu, as in the proof.
     """
-    mu, gap = c.need("pl", "Prox-SVRG"), c.need("gap", "Prox-SVRG")
+    mu = c.need("pl", "Prox-SVRG")
     L, M, n, S, kappa, ln2 = c.lipschitz, c.answering, c.records, restarts or 1, c.smoothness / mu, log(2) + c.log_delta
     least = max(1.0, 48 * kappa)
     # K >= n/(48 kappa) keeps one epoch from passing the rounds wanted; it only makes the theorem's "K >= ..." stricter.
     K = min(n, ceil(max((n * n / M) ** (1 / 3), c.epsilon * n / (4 * sqrt(2 * S * least * ln2)), n / least)))
-    Q = n // K
-    E = ceil(least / Q)
-    R = E * Q
+    run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M), "M")
+    E, R = run["epochs"], run["rounds"]
 
     def std(constant: float, releases: int, logged: float) -> float:
         return L * sqrt(constant * releases * ln2 * (log(logged) + c.log_delta)) / (c.epsilon * n)
 
-    private, single = L**2 * c.privacy / (mu * M), restarts is None
-    absent = (c.silos - M) / (M * max(c.silos - 1, 1)) * L**2 / mu
     return Prescription(
-        theorem="Noisy Prox-PL-SVRG: ERM, part 1" + (" (its proof, for one call of Prox-SVRG)" if single else ""),
-        formula=f"E Fhat(w) - Fhat* = O~({'24 kappa Delta/R + R' if single else 'kappa'} L^2 d ln(1/delta) / (mu epsilon^2 n^2 M)"
-        " + upsilon^2 (N-M) / (mu M (N-1)))",
+        theorem="Noisy Prox-PL-SVRG: ERM, part 1" + ("" if restarts else " (its proof, for one call of Prox-SVRG)"),
         conditions=(
             ("epsilon <= min(2 ln(2/delta), 15)", c.epsilon <= min(2 * ln2, 15)),
             ("K >= epsilon n / (4 sqrt(2 S R ln(2/delta)))", c.epsilon * n <= 4 * K * sqrt(2 * S * R * ln2)),
@@ -192,21 +194,30 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
         ),
         notes=(
             "batches must be drawn without replacement: with replacement 4L/K is no sensitivity (PAPER-NOTES 2.3)",
-            "upsilon^2, the heterogeneity of the silos, is taken at its largest value L^2",
+            UPSILON,
         ),
-        algorithm="prox-svrg",
-        output="uniform over the iterates",
-        rounds=R,
-        batch=K,
-        epochs=E,
-        inner_steps=Q,
-        restarts=S,
-        step=min(1.0, K**1.5 * sqrt(M) / n) / (8 * c.smoothness),
         noise={"sigma_1": std(256, S * E, 5 * S * E), "sigma_2": std(4096, S * R, 5 * S * R)},
-        upper_bound=absent + (24 * kappa * gap / R + R * private if single else kappa * private),
         log_factor=S * (log(5 * S * R) + c.log_delta),
         printed={"R": 12 * kappa, "sigma_1": std(256, S * E, 5 * E), "sigma_2": std(1024, S * R, 2.5 * R)},
+        **run,
     )
+
+
+def svrg_run(c: Constants, K: int, restarts: int | None, private: float, silos: str) -> dict[str, Any]:
+    """What both theorems on Prox-SVRG prescribe alike, at batches of K and a squared error `private` of one round; `silos` is the M of that error."""
+    gap, kappa = c.need("gap", "Prox-SVRG"), c.smoothness / c.need("pl", "Prox-SVRG")
+    L, M, N, n, Q = c.lipschitz, c.answering, c.silos, c.records, c.records // K
+    E = ceil(max(1.0, 48 * kappa) / Q)
+    R = E * Q
+    absent = (N - M) / (M * max(N - 1, 1)) * L**2 / c.need("pl", "Prox-SVRG")
+    return {
+        "formula": f"E Fhat(w) - Fhat* = O~({'kappa' if restarts else '24 kappa Delta/R + R'} L^2 d ln(1/delta) / (mu epsilon^2 n^2 {silos})"
+        " + upsilon^2 (N-M) / (mu M (N-1)))",
+        "algorithm": "prox-svrg", "output": "uniform over the iterates",
+        "rounds": R, "batch": K, "epochs": E, "inner_steps": Q, "restarts": restarts or 1,
+        "step": min(1.0, K**1.5 * sqrt(M) / n) / (8 * c.smoothness),
+        "upper_bound": absent + (kappa * private if restarts else 24 * kappa * gap / R + R * private),
+    }  # fmt: skip
 
 
 def prox_pl_svrg(c: Constants) -> Prescription:

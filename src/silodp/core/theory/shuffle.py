@@ -15,7 +15,18 @@ from math import ceil, expm1, floor, log, log1p, log2, sqrt
 
 from silodp.core.mechanisms import shuffle
 from silodp.core.privacy.root import root
-from silodp.core.theory.isrl import EXCHANGEABLE, KINDS, Constants, LowerBound, Prescription, least_error, theorem_of
+from silodp.core.theory.isrl import (
+    EXCHANGEABLE,
+    KINDS,
+    UPSILON,
+    Constants,
+    LowerBound,
+    Prescription,
+    least_error,
+    sgd_run,
+    svrg_run,
+    theorem_of,
+)
 
 LARGEST_EPSILON = 15.0
 """Where the proof of P_vec ends; a call that may spend more is run at this."""
@@ -80,9 +91,8 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
     """
     mu, gap = c.need("pl", "SDP Prox-SGD"), c.need("gap", "SDP Prox-SGD")
     kappa, L, M, N, n = c.smoothness / mu, c.lipschitz, c.answering, c.silos, c.records
-    target = mu * gap / L**2 * min(M * n, M**2 / c.privacy)
-    R = max(1, ceil(2 * kappa * log(target)))
-    K = n // R
+    run = sgd_run(c, mu * gap / L**2 * min(M * n, M**2 / c.privacy))
+    R, K = run["rounds"], run["batch"]
     calls = {}
     if K:
         calls["Z"] = call(count=R, contributions=M * K, dimension=c.dimension, clip=L, epsilon=c.epsilon, delta=c.delta)
@@ -90,24 +100,12 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
     return ShufflePrescription(
         theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 2 (SDP)",
         formula="E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln^2(d/delta) / (epsilon^2 n^2 M^2) + kappa/(M n)))",
-        conditions=(
-            ("epsilon <= min(8 ln(1/delta), 15)", c.epsilon <= min(8 * c.log_delta, 15)),
-            ("mu <= beta", kappa >= 1),
-            ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
-            ("the logarithm in R is positive (else w_0 already meets the bound, and R is set to 1)", target > 1),
-            (EXCHANGEABLE, N == M),
-        ),
         notes=(_on_silos(least, M),),
-        algorithm="prox-sgd",
-        output="w_R",
-        rounds=R,
-        batch=K,
-        step=1 / (2 * c.smoothness),
         noise={name: made.noise_std for name, made in calls.items()},
         upper_bound=L**2 / mu * (kappa**2 * c.privacy / c.log_delta * _log(c) ** 2 / M**2 + kappa / (M * n)),
-        log_factor=max(1.0, log(target)) ** 2,
         printed={"step": 1 / c.smoothness, "epsilon": N * c.epsilon / (2 * M), "M": least},
         calls=calls,
+        **run,
     )
 
 
@@ -126,9 +124,8 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
     largest, _ = per_call(c.epsilon / 2, c.delta / 2, ceil(S * least))
     # n/K amplifies in proportion only while (n/K)(exp(e) - 1) <= 1, and K >= n/(48 kappa) keeps one epoch from passing the rounds wanted
     K = min(n, ceil(max((n * n / M) ** (1 / 3), n * expm1(largest), n / least)))
-    Q = n // K
-    E = ceil(least / Q)
-    R = E * Q
+    run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M**2), "M^2")
+    E, R = run["epochs"], run["rounds"]
     anchor = per_call(c.epsilon / 2, c.delta / 2, S * E)
     amplified, rest = per_call(c.epsilon / 2, c.delta / 2, S * R)
     calls = {
@@ -137,14 +134,11 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
             count=S * R, contributions=M * K, dimension=c.dimension, clip=2 * L, epsilon=log1p(n / K * expm1(amplified)), delta=n / K * rest
         ),
     }
-    private, single = L**2 * c.privacy / (mu * M**2), restarts is None
-    absent = (N - M) / (M * max(N - 1, 1)) * L**2 / mu
     demanded = min((c.epsilon * N * L) ** 0.75 * (c.dimension * _log(c) ** 3) ** 0.375 / (n**0.25 * (c.smoothness * gap) ** 0.375), N)
     ln2 = log(2) + c.log_delta
+    restart = c.epsilon / (2 * sqrt(2 * S) if restarts else 1)
     return ShufflePrescription(
-        theorem="SDP Prox-PL-SVRG: ERM, part 2" + (" (its proof, for one call of SDP Prox-SVRG)" if single else ""),
-        formula=f"E Fhat(w) - Fhat* = O~({'24 kappa Delta/R + R' if single else 'kappa'} L^2 d ln(1/delta) / (mu epsilon^2 n^2 M^2)"
-        " + upsilon^2 (N-M) / (mu M (N-1)))",
+        theorem="SDP Prox-PL-SVRG: ERM, part 2" + ("" if restarts else " (its proof, for one call of SDP Prox-SVRG)"),
         conditions=(
             ("epsilon <= min(2 ln(2/delta), 15)", c.epsilon <= min(2 * ln2, 15)),
             ("mu <= beta", kappa >= 1),
@@ -152,27 +146,19 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
         notes=(
             "batches must be drawn without replacement: with replacement one record may count twice (PAPER-NOTES 2.3)",
             "an epoch keeps the silos that gave its anchor (PAPER-NOTES 2.8)",
-            "upsilon^2, the heterogeneity of the silos, is taken at its largest value L^2",
+            UPSILON,
             _on_silos(demanded, M),
         ),
-        algorithm="prox-svrg",
-        output="uniform over the iterates",
-        rounds=R,
-        batch=K,
-        epochs=E,
-        inner_steps=Q,
-        restarts=S,
-        step=min(1.0, K**1.5 * sqrt(M) / n) / (8 * c.smoothness),
         noise={name: made.noise_std for name, made in calls.items()},
-        upper_bound=absent + (24 * kappa * gap / R + R * private if single else kappa * private),
         log_factor=S * (_log(c) + log(4 * S * R)) ** 2,
         printed={
             "R": 12 * kappa,
-            "epsilon": c.epsilon / (1 if single else 2 * sqrt(2 * S)) * N * n / (16 * M * K * sqrt(R * ln2)),
-            "epsilon_restart": c.epsilon / (1 if single else 2 * sqrt(2 * S)),
+            "epsilon": restart * N * n / (16 * M * K * sqrt(R * ln2)),
+            "epsilon_restart": restart,
             "M": demanded,
         },
         calls=calls,
+        **run,
     )
 
 

@@ -5,11 +5,11 @@ import csv
 import io
 import json
 import sqlite3
+from functools import partial
 
 import numpy as np
 import pytest
 
-from silodp.cli import app as cli
 from silodp.core.events import Event
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.sampling import FullBatch, Poisson
@@ -28,19 +28,8 @@ def data(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def silodp(monkeypatch, capsys):
-    """Runs a command as the shell does: (exit code, standard output, standard error)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["silodp", "ledger", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+def silodp(silodp):
+    return partial(silodp, "ledger")
 
 
 @pytest.fixture

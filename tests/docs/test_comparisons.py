@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gaussian_noise import gaussian_epsilon
 from silodp.core.privacy.accounting import Budget
-from silodp.core.privacy.binomial import BinomialSum, epsilon, gaussian_epsilon
+from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.core.sampling import DisjointBatches
 from silodp.lab.planning_shuffle import planned_totals
 from silodp.lab.studies import gallery, rates

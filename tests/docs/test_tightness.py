@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from gaussian_noise import gaussian_epsilon
 from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.privacy.binomial import BinomialSum, _least, epsilon, gaussian_epsilon
+from silodp.core.privacy.binomial import BinomialSum, _least, epsilon
 from silodp.server.order import Order
 from silodp.server.prepare import prepare
 

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gates import LIMIT, wbcd, write_csv
-from silodp.cli import app as cli
 from silodp.silo.ledger.durable import DurableLedger
 
 pytestmark = [
@@ -35,17 +35,10 @@ def home():
 
 
 @pytest.fixture
-def silodp(home, monkeypatch, capsys):
+def silodp(silodp, home, monkeypatch):
     """Runs `silodp federation ...` in this process, to start once: (exit code, stdout, stderr). What it starts are processes."""
     monkeypatch.setenv("SILODP_STATE", str(home / "state"))
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", "federation", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return run
+    return partial(silodp, "federation")
 
 
 def command(*words):

@@ -2,17 +2,22 @@
 
 import json
 import math
-import sys
+from functools import partial
 
 import pytest
 
-from silodp.cli.app import main
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.binomial import epsilon
 from silodp.lab.planning import planned
 from silodp.server.order import Order
 
 KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "delta", "parameters", "proven"}
+
+
+def spent(parameters, contributions, dimension, delta) -> float:
+    """Epsilon before whoever sees the noise of so many contributions in each of 50 totals."""
+    return epsilon([(shuffle.noise(parameters, contributions, dimension), 50)], delta)
 
 
 def plan(algorithm="mb-sgd", *, records=(1238,) * 25, dimension: int | None = 3394, trust="shuffle", **changes) -> dict:
@@ -53,8 +58,7 @@ def test_one_kind_gets_the_parameters_of_the_protocol_itself_but_for_what_a_filt
     assert answer["parameters"] == {
         "levels": found.levels, "noise_bits": found.noise_bits, "p": found.p, "levels_per_sqrt_d": found.levels / math.sqrt(20),
     }  # fmt: skip
-    spent = shuffle.epsilons(found, silos=4, records=60, dimension=20, delta=1e-4, rounds=50)
-    assert answer["epsilon"] == pytest.approx(spent)
+    assert answer["epsilon"] == pytest.approx({"server": spent(found, 4 * 60, 20, 1e-4), "shuffler": spent(found, 60, 20, 1e-4)})
     assert answer["bits_per_silo_round"] == shuffle.message_bits(found, 60, 20)
 
 
@@ -76,8 +80,7 @@ def test_fewer_silos_that_may_be_released_cost_noise_and_keep_the_budget():
     assert part["noise_std"]["central"] == whole["noise_std"]["central"]
     assert part["epsilon"]["server"] <= 3.0
     found = shuffle.Parameters(*(part["parameters"][name] for name in ("levels", "noise_bits", "p")))
-    spent = shuffle.epsilons(found, silos=10, silent=5, records=200, dimension=50, delta=200**-2, rounds=50)
-    assert part["epsilon"] == pytest.approx(spent)
+    assert part["epsilon"] == pytest.approx({"server": spent(found, 5 * 200, 50, 200**-2), "shuffler": spent(found, 200, 50, 200**-2)})
 
 
 def test_masks_have_the_arithmetic_of_a_shuffle_and_pay_for_silos_that_may_collude_and_for_drops():
@@ -159,15 +162,8 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(case, words):
 
 
 @pytest.fixture
-def silodp(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["silodp", "plan", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
+def silodp(silodp):
+    return partial(silodp, "plan")
 
 
 def test_the_command_prints_json_and_tables(silodp):

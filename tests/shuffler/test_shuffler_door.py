@@ -227,7 +227,7 @@ def test_no_count_of_a_silo_is_in_the_store_its_journal_the_log_or_the_reply(sto
 
 def test_the_store_survives_a_power_cut_as_a_ledger_does_and_is_never_made_anew(store, tmp_path):
     path = tmp_path / "rounds.db"
-    with contextlib.closing(store_module._connect(path)) as connection:
+    with contextlib.closing(store_module.connect(path)) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -261,8 +261,8 @@ def test_a_disk_that_cannot_be_written_lets_no_total_out(store, tmp_path, monkey
     def full(*args, **options):
         raise sqlite3.OperationalError("database or disk is full")
 
-    calls = iter([store_module._connect, store_module._connect, full])
-    monkeypatch.setattr(store_module, "_connect", lambda path, real=store_module._connect: next(calls, full)(path))
+    calls = iter([store_module.connect, store_module.connect, full])
+    monkeypatch.setattr(store_module, "connect", lambda path, real=store_module.connect: next(calls, full)(path))
     assert code(door(store).handle(frame(*GOOD))) == "store"
 
 

@@ -9,13 +9,13 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from gates import ASKER, LIMIT, Clock, Unhurried, three_gates
-from silodp.cli import app as cli
 from silodp.cli.federation_processes import command_of
 from silodp.core.mechanisms import Gaussian
 from silodp.server.algorithms.spider import prox_spider
@@ -141,19 +141,8 @@ def test_a_relay_that_alters_a_byte_or_swaps_replies_is_noticed_by_whoever_reads
 
 
 @pytest.fixture
-def silodp(monkeypatch, capsys):
-    """Runs a command as the shell does: (exit code, standard output, standard error)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["silodp", "federation", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+def silodp(silodp):
+    return partial(silodp, "federation")
 
 
 def charged(folder: Path) -> list[list[str]]:

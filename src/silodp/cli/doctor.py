@@ -23,6 +23,7 @@ import typer
 
 from silodp.cli.console import Json, dump, out, say
 from silodp.core.errors import BadInput
+from silodp.host.portable import sync_folder
 
 NEEDED = {
     "cryptography": "43", "dp-accounting": "0.6", "matplotlib": "3.9", "numpy": "1.26", "pandas": "2.2", "pillow": "11", "pyarrow": "16",
@@ -142,11 +143,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
             file.write(b"x" * 4096)
             file.flush()
             os.fsync(file.fileno())
-            handle = os.open(where, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_folder(where)
             took = 1000 * (time.monotonic() - start)
             os.chmod(file.name, 0o600)
             mode = stat.S_IMODE(os.stat(file.name).st_mode)

@@ -29,7 +29,7 @@ def status(
         found = _project(folder)
     elif (folder / UP).exists() or (folder / STOPPED).exists():
         found = {"kind": "federation", "folder": str(folder), **_federation(folder), "runs": _runs(folder / "runs")}
-        found["next"] = _next_of_federation(found, f"--folder {folder}", [])
+        found["next"] = _next_of_federation(found, f"--folder {folder}")
     elif (folder / "policy.toml").exists():
         found = _silo(folder)
     else:
@@ -57,7 +57,7 @@ def _project(folder: Path) -> dict[str, Any]:
     found["federation"] = None
     if (place / UP).exists() or (place / STOPPED).exists():
         found["federation"] = _federation(place) | {"runs": _runs(place / "runs")}
-    found["next"] = _next(found, folder, bool(settings.get("test")))
+    found["next"] = _next(found, folder)
     return found
 
 
@@ -173,13 +173,13 @@ def _silo(folder: Path) -> dict[str, Any]:
 # --- what is next -----------------------------------------------------------------------------------------------------------------------
 
 
-def _next(found: dict[str, Any], folder: Path, tested: bool) -> list[str]:
+def _next(found: dict[str, Any], folder: Path) -> list[str]:
     """The next commands, the likeliest first."""
     option = f"--project {folder}"
     if not found["schema"]["ready"]:
         return [f"fill in {found['schema']['file']}: {found['schema']['why']}"]
     if found["federation"]:
-        return _next_of_federation(found["federation"] | {"folder": str(folder / "federation")}, option, found["runs"])
+        return _next_of_federation(found["federation"] | {"folder": str(folder / "federation")}, option)
     if not found["files"]:
         return [f"list the silos' files in {folder / FILE}, to try things here; or at each silo: silodp silo init"]
     if not found["runs"]:
@@ -204,7 +204,7 @@ def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     return [evaluate.format(place), *use] if run["held_out"] and not run["evaluations"] else use
 
 
-def _next_of_federation(found: dict[str, Any], option: str, trained: list[dict[str, Any]]) -> list[str]:
+def _next_of_federation(found: dict[str, Any], option: str) -> list[str]:
     silos, folder = found["silos"], _short(found["folder"])
     if not found["running"]:
         return [f"silodp federation up --folder {folder}"]

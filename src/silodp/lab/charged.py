@@ -14,7 +14,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,23 +55,15 @@ def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
     return [every[i] for i in np.random.default_rng(order.coins).permutation(len(every))[:count]]
 
 
-class Score(Protocol):
-    """A number by which runs are compared, less is better, released by a silo's gate like anything else: it is charged for."""
-
-    def view(self, problem: Problem, records: Records, w: Tensor) -> Records:
-        """The silos' side: what the statistic is taken of, each record's own function of the record and the public w."""
-        ...
-
-    def ask(self, fed: Port, mechanism: Gaussian) -> float: ...
-
-
 class ErrorShare:
-    """Share of records whose class is predicted wrongly, as a mean over silos, through the Moments statistic of one feature in [0, 1].
+    """By which runs are compared, less is better: the share of records whose class is predicted wrongly, as a mean over silos. It is released by a silo's
+    gate like anything else, and charged for, through the Moments statistic of one feature in [0, 1].
 
     Moments also releases the square, for which it pays: a factor of sqrt(2) in noise.
     """
 
     def view(self, problem: Problem, records: Records, w: Tensor) -> Records:
+        """The silos' side: what the statistic is taken of, each record's own function of the record and the public w."""
         with torch.no_grad():
             scores = problem.outputs(w, records.x.flatten(0, 1))[0]
         labels = records.y.flatten()
@@ -103,7 +94,7 @@ class ChargedSearch:
 
 
 def search_charged(
-    search: ChargedSearch, records: Records, folder: Path, *, score: Score | None = None, seed: int | None = None, tick: Tick = unseen
+    search: ChargedSearch, records: Records, folder: Path, *, score: ErrorShare | None = None, seed: int | None = None, tick: Tick = unseen
 ) -> dict:
     """Tries candidates on these records within the order's epsilon and delta in total, and returns the best by its released score.
 
@@ -174,7 +165,7 @@ class _Trials:
     seed: int
 
     def __init__(
-        self, search: ChargedSearch, problem: Problem, records: Records, score: Score, tried: Sequence[Order], budgets: Sequence[Budget],
+        self, search: ChargedSearch, problem: Problem, records: Records, score: ErrorShare, tried: Sequence[Order], budgets: Sequence[Budget],
         repetitions: Repetitions | None,
     ) -> None:  # fmt: skip
         self.search, self.problem, self.records, self.score, self.tried, self.budgets = search, problem, records, score, tried, budgets

@@ -11,10 +11,9 @@ html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.55 var(--sans);font-variant-numeric:tabular-nums}
 main,.bar>div,footer{max-width:58rem;margin:0 auto;padding:0 1.25rem}
 main{padding-bottom:3rem}
-h1,h2,h3,.lead,caption,figcaption b{font-family:var(--serif);font-weight:600}h1,h2,h3{text-wrap:balance}
+h1,h2,.lead,caption,figcaption b{font-family:var(--serif);font-weight:600}h1,h2{text-wrap:balance}
 h1{font-size:2.1rem;line-height:1.15;margin:2.2rem 0 .4rem;letter-spacing:-.01em;overflow-wrap:anywhere}
 h2{font-size:1.35rem;margin:2.6rem 0 .6rem;padding-top:.9rem;border-top:1px solid var(--line)}
-h3{font-size:1.05rem;margin:1.6rem 0 .3rem}
 p{margin:.6rem 0;max-width:42rem}
 .over{font-size:.78rem;letter-spacing:.09em;text-transform:uppercase;color:var(--soft);margin:2.2rem 0 -1.6rem}
 .lead{font-weight:400;font-size:1.15rem;line-height:1.5;color:var(--ink)}

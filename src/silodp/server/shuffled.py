@@ -19,7 +19,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.mechanisms import Gaussian, Masked, Shuffled
-from silodp.core.mechanisms.shuffle import least_bits
+from silodp.core.mechanisms.shuffle import EXCESS, least_bits
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS
 from silodp.core.privacy.totals import Totals, total_share
@@ -29,8 +29,6 @@ from silodp.core.weights import Weights
 from silodp.server.federation import Channel, Everyone, Federation
 from silodp.server.plan import Asked, Plan, Run, calibrate
 
-EXCESS = 0.02
-"""Of variance, that rounding may add: the least number of levels at which it does not add more is taken."""
 P = 0.5
 
 

@@ -3,7 +3,7 @@
 A reply is on disk before it is sent, and whoever asks about its round again gets these bytes, whatever boxes it brings: two totals of one
 round, with and without a silo, would have that silo's counts as their difference. The file is made with its keys by `silodp shuffler init`,
 and is never made anew nor restored from a copy: a store that has forgotten a round might pass it on again. If it is lost, make another
-shuffler; what was sealed for the old one's key stays closed. Journal and synchronous mode are as in a silo's ledger, for its reasons.
+shuffler; what was sealed for the old one's key stays closed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.relay import Passed, decode_outcome
+from silodp.host.sqlite import connect
 
-BUSY = 30.0  # seconds that one process waits for another
 APPLICATION = 0x51100DB2
 TABLES = (  # by name
     "CREATE TABLE keys (seal TEXT NOT NULL, sign TEXT NOT NULL)",
@@ -32,7 +31,7 @@ class RoundStore:
         """Raises BadInput unless the file is there, whole and that of these keys."""
         self._path, self._keys = path, (seal, sign)
         try:
-            with contextlib.closing(_connect(self._path)) as connection:
+            with contextlib.closing(connect(self._path)) as connection:
                 found = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql <> '' ORDER BY name"))
                 if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,) or found != TABLES:
                     raise BadInput(f"{path} is not a shuffler's store; if the store is lost, make another shuffler in a new folder")
@@ -46,7 +45,7 @@ class RoundStore:
     @classmethod
     def create(cls, path: Path, *, seal: str, sign: str) -> RoundStore:
         """A store without a round, in a file that must be there and empty."""
-        with contextlib.closing(_connect(path)) as connection:
+        with contextlib.closing(connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
             for table in TABLES:
@@ -57,12 +56,12 @@ class RoundStore:
 
     def reply(self, round: str) -> bytes | None:
         """The bytes that were stored for the round, if it has been passed on."""
-        with _failing_closed(), contextlib.closing(_connect(self._path)) as connection:
+        with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             return self._read(connection, round)
 
     def keep(self, round: str, reply: bytes, now: float) -> bytes:
         """The round's reply, which is durable from here on: these bytes, or those that were there before."""
-        with _failing_closed(), contextlib.closing(_connect(self._path)) as connection:
+        with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if (before := self._read(connection, round)) is not None:
                 return before
@@ -72,7 +71,7 @@ class RoundStore:
 
     def since(self, time: float) -> int:
         """Rounds passed on after this time (seconds since 1970), those from the future among them, should the clock have gone back."""
-        with _failing_closed(), contextlib.closing(_connect(self._path)) as connection:
+        with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             return connection.execute("SELECT count(*) FROM rounds WHERE time > ?", (time,)).fetchone()[0]
 
     def _read(self, connection: sqlite3.Connection, round: str) -> bytes | None:
@@ -92,16 +91,3 @@ def _failing_closed() -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError, Refused, TypeError):
         raise Refused("store") from None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY, isolation_level=None)
-    try:
-        for pragma in ("synchronous = EXTRA", "fullfsync = ON", "trusted_schema = OFF", "cell_size_check = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-        if connection.execute("PRAGMA journal_mode").fetchone() != ("delete",):
-            raise sqlite3.OperationalError("its journal mode was changed")
-    except BaseException:
-        connection.close()
-        raise
-    return connection

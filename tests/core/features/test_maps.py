@@ -78,7 +78,7 @@ def test_records_that_are_no_pictures_are_refused():
         build(Words("logistic", Task.plain(2), features="photo"), 30, load=load)
 
 
-@pytest.mark.parametrize("name", maps.NAMES)
+@pytest.mark.parametrize("name", ["photo", "digit"])
 def test_constants_are_those_that_were_learnt_from_public_pictures(name):
     data = (shipped.HERE / f"{name}.safetensors").read_bytes()
     assert hashlib.sha256(data).hexdigest() == CONSTANTS[name]

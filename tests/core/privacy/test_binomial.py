@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gaussian_noise import gaussian_epsilon
 from silodp.core.errors import BadInput
 from silodp.core.privacy import binomial as bi
-from silodp.core.privacy.binomial import BinomialSum, divergence_per_square, epsilon, gaussian_epsilon, renyi
+from silodp.core.privacy.binomial import BinomialSum, divergence_per_square, epsilon, renyi
 
 # --- brute force ----------------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.sampling import Poisson
 from silodp.lab.audit import bounds, mutants, onerun, report, report_answers
 from silodp.lab.audit.pipeline import SOUND, Caught
-from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION, impossible
+from silodp.lab.audit.probes_silo import DEPLOYMENT, SIMULATION
 from silodp.lab.audit.transcript import Case, attack, attack_deployed
 from silodp.server.algorithms import ALGORITHMS
 
@@ -188,6 +188,12 @@ def test_a_probe_that_alarms_on_the_shipped_pipeline_does_not_count(monkeypatch)
     rows, shipped = mutants.examine_all()
     assert shipped == {"broken": "always"}
     assert not any(row["caught"] for row in rows)
+
+
+def impossible(output: float, mean: float) -> bool:
+    """Whether no float whatever gives `output` when it is added to `mean` in float64: such an output rules this mean out for certain."""
+    near = output - mean
+    return all(mean + noise != output for noise in (math.nextafter(near, -math.inf), near, math.nextafter(near, math.inf)))
 
 
 def test_float_noise_has_outputs_that_only_one_neighbour_can_give_and_lattice_noise_has_none():

@@ -19,7 +19,6 @@ from silodp.core.features import pictures
 NORM = 3.0
 """Of every record's features: beside it the 1 of a model's offset takes little of what the clip allows."""
 MOST, USUAL = 256, 128
-NAMES = ("photo", "digit")
 
 
 def parse(text: str) -> tuple[str, int]:

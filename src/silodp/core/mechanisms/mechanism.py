@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,13 +17,6 @@ from silodp.core.weights import Weights
 
 if TYPE_CHECKING:
     from silodp.core.statistics import Statistic
-
-
-class Noise(Protocol):
-    """Whoever draws noise, or says what it would be: one method for each law that a silo can draw from."""
-
-    def gaussian(self, mechanism: Any, *given: Any) -> Any: ...
-    def binomial(self, mechanism: Any, *given: Any) -> Any: ...
 
 
 class Mechanism:
@@ -62,7 +55,7 @@ class Mechanism:
         raise NotImplementedError
 
     def noised(self, by: Any, *given: Any) -> Any:
-        """What `by` does with its law."""
+        """What `by`, who draws noise or says what it would be, does with its law: `gaussian` or `binomial`."""
         raise NotImplementedError
 
     def noisy(self, event: Any) -> Any:

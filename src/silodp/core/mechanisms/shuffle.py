@@ -31,6 +31,8 @@ RandomBytes = Callable[[int], bytes]
 _FRACTION_BITS = 32
 _CHUNK_WORDS = 2**20
 _CHUNK_COINS = 2**26
+EXCESS = 0.02
+"""Of variance, that rounding may add: the least number of levels at which it does not add more is taken."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +163,6 @@ def noise(parameters: Parameters, contributions: int, dimension: int) -> Binomia
     return BinomialSum(contributions * parameters.noise_bits, parameters.p, parameters.levels, dimension)
 
 
-def epsilons(
-    parameters: Parameters, *, silos: int, records: int, dimension: int, delta: float, rounds: int = 1, silent: int = 0
-) -> dict[str, float]:
-    """What the server learns from totals, and the shuffler (or both together) from one silo's counts.
-
-    `silent` of the M silos add no noise, or collude and subtract theirs: Bin((M - c) K b, p) is left.
-    """
-    return {
-        "server": epsilon([(noise(parameters, (silos - silent) * records, dimension), rounds)], delta),
-        "shuffler": epsilon([(noise(parameters, records, dimension), rounds)], delta),
-    }
-
-
 def proven(contributions: int, dimension: int, target_epsilon: float, target_delta: float) -> Parameters:
     """The parameters proven by Cheu et al. 2021 for one release of m contributions: safe, and enormous.
 
@@ -187,24 +176,15 @@ def proven(contributions: int, dimension: int, target_epsilon: float, target_del
 
 
 def numerical(
-    contributions: int,
-    dimension: int,
-    target_epsilon: float,
-    target_delta: float,
-    *,
-    rounds: int = 1,
-    p: float = 0.5,
-    levels: int | None = None,
-    excess: float = 0.02,
+    contributions: int, dimension: int, target_epsilon: float, target_delta: float, *, rounds: int = 1, p: float = 0.5
 ) -> Parameters:
     """Least b at which `rounds` releases of at least m contributions are (epsilon, delta)-DP by the accountant of `binomial`.
 
     Bits grow with g, and rounding adds (d + m / z^2) / (4 g^2) to the variance, z the Gaussian's noise multiplier: d / 4 to the shift's
-    square, m / 4 to the noise. So the least g at which that is `excess` is taken, unless `levels` is given.
+    square, m / 4 to the noise. So the least g at which that is EXCESS is taken.
     """
     multiplier = math.sqrt(rounds) / gdp_mu(Budget(target_epsilon, target_delta))
-    if levels is None:
-        levels = max(1, math.ceil(math.sqrt((dimension + contributions / multiplier**2) / (4 * excess))))
+    levels = max(1, math.ceil(math.sqrt((dimension + contributions / multiplier**2) / (4 * EXCESS))))
     most = MAX_TRIALS // contributions
 
     def fits(b: int) -> bool:

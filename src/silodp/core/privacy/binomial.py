@@ -1,4 +1,4 @@
-"""What integer sums with binomial noise cost: a rigorous upper bound on epsilon, and the Gaussian, Skellam and discrete Gaussian beside it.
+"""What integer sums with binomial noise cost: a rigorous upper bound on epsilon.
 
 A release is d integer totals. Each record adds a vector rounded at random from u in [0, g]^d, and each total gets Bin(B, p). Neighbours
 replace one record, whose u moves by t with ||t||_2 <= g: the l2 ball of diameter 2L scaled by g / 2L. All numbers are in lattice units.
@@ -57,7 +57,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.core.numbers import CLIP_TOLERANCE
-from silodp.core.privacy.accounting import gdp_epsilon, renyi_conversion
+from silodp.core.privacy.accounting import renyi_conversion
 
 MAX_TRIALS = 2**42
 MAX_LEVELS = 2**16
@@ -252,11 +252,3 @@ def _least(divergence: Callable[[float], float], delta: float) -> float:
     low, high = ORDERS[max(best - 1, 0)], ORDERS[min(best + 1, len(ORDERS) - 1)]
     refined = optimize.minimize_scalar(at, bounds=(float(low), float(high)), method="bounded", options={"maxiter": 8})
     return min(values[best], float(refined.fun))  # type: ignore[attr-defined]
-
-
-# --- the same variance under other noise ------------------------------------------------------------------------------------------
-
-
-def gaussian_epsilon(release: BinomialSum, rounds: int, delta: float) -> float:
-    """Exact epsilon of Gaussian noise of the release's variance on unrounded values: what the accountant is measured against."""
-    return gdp_epsilon(math.sqrt(rounds / release.variance) * release.levels, delta)

@@ -1,4 +1,4 @@
-"""Persons as canaries: one with 20 rows that all pull the same way, and one whose number of rows changes; and the same file by rows."""
+"""Persons as canaries: one with 20 rows that all pull the same way, and one whose number of rows changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from silodp.core.mechanisms import Gaussian
-from silodp.core.problem.person import Person, present
+from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
@@ -51,12 +51,3 @@ def attack_gate(runs: int, *, first: int = ROWS, pipeline: Pipeline = SOUND) -> 
         gate = pipeline.open_gate(problem, world)
         scores.append(np.array([float(gate.answer(query, [0]).value.sum()) for _ in range(runs)]))
     return scores[0], scores[1]
-
-
-def attack_rows(case: Case, runs: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The same people, in a file that is trained on row by row: what a person is promised by nobody."""
-    worlds = []
-    for world in neighbours():
-        there = present(world.y)
-        worlds.append(Records(world.x[there][None], world.y[there][None], (int(there.sum()),), world.names))
-    return played(Stage(case, case.plan(worlds[0].counts, SOUND), (worlds[0], worlds[1]), SOUND), runs, seed)

@@ -267,8 +267,8 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
 def on_lattice(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Every released number is on one lattice, gamma / n times the integers, that the query alone decides.
 
-    Then every number that can be released at all can be released by every data set. Float noise has another support around each sum:
-    `impossible` names numbers that only one of two neighbours can release (Mironov 2012).
+    Then every number that can be released at all can be released by every data set. Float noise has another support around each sum, and
+    numbers that only one of two neighbours can release (Mironov 2012).
     """
     for target in (0.25, 30.0):
         silo = Silo(folder / f"target-{target}", pipeline, target=target)
@@ -287,9 +287,3 @@ def persons_at_the_gate(pipeline: Pipeline, seed: int, folder: Path) -> None:
     for first in (ROWS, 1):
         if (mu := gdp_lower(*attack_gate(150, first=first, pipeline=pipeline), FALSE_ALARM)) > 1:
             raise Caught(f"an answer tells a person from another as a mechanism of mu {mu:.1f} or more; 1 is charged")
-
-
-def impossible(output: float, mean: float) -> bool:
-    """Whether no float whatever gives `output` when it is added to `mean` in float64: such an output rules this mean out for certain."""
-    near = output - mean
-    return all(mean + noise != output for noise in (math.nextafter(near, -math.inf), near, math.nextafter(near, math.inf)))

@@ -1,8 +1,4 @@
-"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the anchor, beside it or on another disk.
-
-Why a rollback journal and synchronous=EXTRA: the ledger is then one file whenever no transaction is open, so that a copy of it is whole; and after
-a power cut a journal whose deletion was not yet durable would undo a charge that had been committed, which EXTRA prevents (FULL does not).
-"""
+"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the anchor, beside it or on another disk."""
 
 from __future__ import annotations
 
@@ -15,16 +11,15 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from silodp.core.errors import BadInput, Refused
 from silodp.host import atomic
+from silodp.host.sqlite import connect
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
 from silodp.silo.ledger.closing import RESTORED, SAID
 from silodp.silo.ledger.identity import Sketch, tag
 from silodp.silo.ledger.tally import SLACK, Known, Tally
 
-BUSY = 30.0  # seconds that one process waits for another
 APPLICATION = 0x51100DB1
 TABLES = (  # by name
     "CREATE TABLE answers (sequence INTEGER PRIMARY KEY, bytes BLOB NOT NULL)",
@@ -221,19 +216,6 @@ class LedgerFile:
             yield
         except (Altered, BadInput, sqlite3.Error, OSError):
             raise Refused("ledger") from None
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY, isolation_level=None)
-    try:
-        for pragma in ("synchronous = EXTRA", "fullfsync = ON", "secure_delete = ON", "trusted_schema = OFF", "cell_size_check = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-        if connection.execute("PRAGMA journal_mode").fetchone() != ("delete",):
-            raise Altered("its journal mode was changed")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:

@@ -10,7 +10,7 @@ from looking import ask, served
 
 from silodp.cli.checked import ledgers
 from silodp.core.errors import BadInput
-from silodp.pages import runs
+from silodp.pages import evidence, runs
 from silodp.pages.checked import DIFFERS, NOT_HERE, PARTLY, VERIFIED, checks_of
 
 
@@ -105,6 +105,25 @@ def test_evidence_is_verified_against_the_folder_as_it_is_now(copied, silodp, mo
     monkeypatch.chdir(copied.parent.parent)
     shutil.move(archive, "1-evidence.zip")
     assert len(told(copied)) == 1, "one that lies elsewhere may be of another run of that name"
+
+
+def test_the_archives_own_report_has_the_badge_of_what_was_checked_where_it_was_made(place, copied, tmp_path, silodp):
+    away = shutil.copytree(place, tmp_path / "far/away/runs/1")
+    shutil.copytree(copied.parent.parent, tmp_path / "other", ignore=shutil.ignore_patterns("far"))
+    other = tmp_path / "other/runs/1"
+    (tmp_path / "other/stopped.json").write_text((tmp_path / "stopped.json").read_text())
+    summary = json.loads((other / "summary.json").read_text())
+    summary["silos"][0]["ledger"]["head"] = "0" * 64
+    (other / "summary.json").write_text(json.dumps(summary))
+    for folder, state in ((copied, VERIFIED), (other, DIFFERS), (away, None)):
+        out = tmp_path / f"{state}.zip"
+        code, said, wrong = silodp("evidence", folder, "--out", out, "--key", tmp_path / "our.key")
+        assert code == 0, wrong
+        page = evidence.verify(out.read_bytes()).files["report.html"].decode()
+        assert ("Where this was made: Ledger heads of" in page) == ("Where this was made" in said) == (state is not None)
+        assert page.count('badge">') == (state is not None)
+        assert state is None or f">{state}</span>" in page
+        assert "this machine" not in page.split("</header>")[0]
 
 
 def test_a_head_that_is_in_none_of_our_forms_is_said_in_a_sentence(copied):

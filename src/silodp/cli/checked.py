@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,12 @@ def ledgers(run: Run) -> list[Checked]:
     return [Checked(PARTLY if rest else VERIFIED, f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}")]
 
 
+def archived(run: Run) -> list[Checked]:
+    """The same for a page that others read elsewhere: what was checked where it was made, and nothing of what could not be."""
+    found = [one for one in ledgers(run) if one.state != NOT_HERE]
+    return [replace(one, words=f"Where this was made: {one.words.replace('on this machine', 'there')}") for one in found]
+
+
 def _differs(path: Path, silo: Silo) -> str:
     """What is wrong with a silo's ledger; nothing is written, and nothing brought up to date."""
     from silodp.silo.ledger.durable import DurableLedger
@@ -67,11 +73,9 @@ def _ledger(policy: Path | None) -> Path | None:
 
 def _policies(run: Path) -> dict[str, Path]:
     """The silos' policies, of the federation in whose folder the run lies, or the silo's folder of a run among peers."""
+    from silodp.cli.federation_files import state_in
+
     for folder in run.resolve().parents[1:3]:
-        for name in ("federation.json", "stopped.json"):
-            try:
-                silos = json.loads((folder / name).read_text("utf-8"))["silos"]
-                return {str(silo): Path(policy) for silo, policy in silos.items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue
+        if isinstance(silos := (state_in(folder) or {}).get("silos"), dict):
+            return {silo: Path(str(policy)) for silo, policy in silos.items()}
     return {}

@@ -15,6 +15,7 @@ from silodp.cli.console import Json, dump, say
 from silodp.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from silodp.pages.checked import Checked
     from silodp.pages.runs import Run
     from silodp.pages.statements import Told
 
@@ -56,6 +57,7 @@ def evidence(
         return _verify(archive, key, as_json)
     if archive is not None:
         raise BadInput(f"{archive} is too much: give one run's folder, or `verify` and an archive")
+    from silodp.cli.checked import archived
     from silodp.host.atomic import write_out
     from silodp.host.keys import make_key, public, read_key
     from silodp.pages import runs
@@ -68,7 +70,8 @@ def evidence(
         raise BadInput(f"--sector is {sector!r}; the registry knows {', '.join(sectors)}")
     told = Told(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
     rows = runs.audits_beside(what, audit)
-    files = _files(run, told, rows, ledger or [])
+    checks = archived(run)
+    files = _files(run, told, rows, ledger or [], checks)
     place = Path(key or "evidence.key")
     signing = read_key(place) if place.exists() else make_key(place)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
@@ -77,6 +80,7 @@ def evidence(
     if as_json:
         return dump({"archive": str(out), "key": public(signing), "files": sorted(files), "not_stated": told.missing()})
     say(f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).", "Whoever gets it: silodp evidence verify " + str(out))
+    say(*(f"{one.state.capitalize()}, and so says its report. {one.words}" for one in checks))
     if missing := told.missing():
         say(f"Not stated, and the archive says so: {', '.join(missing)}.")
     if not rows:
@@ -101,7 +105,7 @@ def _verify(archive: Path | None, key: str, as_json: bool) -> None:
         say("Ask whoever sent it, by another way, whether that key is theirs; --key KEY checks it.")
 
 
-def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path]) -> dict[str, bytes]:
+def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path], checks: list[Checked]) -> dict[str, bytes]:
     from silodp.core.problem.schema import Schema
     from silodp.host.model import about_of
     from silodp.pages import statements
@@ -113,7 +117,7 @@ def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path]
         "nist-sp-800-226.md": statements.nist(run, bool(rows)),
         "edpb-28-2024.md": statements.edpb(run, bool(rows)),
         "model-card.md": card(run, told.use),
-        "report.html": report(run, rows),
+        "report.html": report(run, rows, checks=checks),
         "spends.json": _text({"privacy": facts(run), "silos": [asdict(s) for s in run.silos]}),
         "run.json": _text({k: v for k, v in run.about.items() if k not in ("data", "folder", "paths")}),
         "ledgers.json": _text({"heads": {s.name: s.ledger for s in run.silos}, "excerpts": [_excerpt(path) for path in ledgers]}),

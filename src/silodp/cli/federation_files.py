@@ -35,10 +35,18 @@ def save_state(folder: Path, state: dict[str, Any], name: str = "federation.json
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder.resolve() / "federation.json").read_text())
-    except (OSError, ValueError):
-        raise BadInput(f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one") from None
+    if (state := state_in(folder.resolve(), stopped=False)) is None:
+        raise BadInput(f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one")
+    return state
+
+
+def state_in(folder: Path, *, stopped: bool = True) -> dict[str, Any] | None:
+    """Of a federation that runs from the folder, or was `stopped`; None where there is none, or its file cannot be read."""
+    for name in ("federation.json", *(["stopped.json"] if stopped else [])):
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(found := json.loads((folder / name).read_text("utf-8")), dict):
+                return found
+    return None
 
 
 @contextlib.contextmanager

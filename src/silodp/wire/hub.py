@@ -156,7 +156,7 @@ def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]],
         for name, reply in cast("Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found):
             count += 1
             if header.get("stream"):
-                _send(line, {"frames": [[name, len(reply)]], "more": True}, [reply], time.monotonic() + GRACE)
+                _send(line, {"frames": _listed({name: reply}), "more": True}, [reply], time.monotonic() + GRACE)
             else:
                 kept[name] = reply
         metrics.count("silodp_exchanges_total")
@@ -164,12 +164,7 @@ def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]],
         metrics.count("silodp_silent_total", len(frames) - count)
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
         gone = sorted(removed() & frames.keys())
-        _send(
-            line,
-            {"frames": [[name, len(reply)] for name, reply in kept.items()], "removed": gone},
-            list(kept.values()),
-            time.monotonic() + GRACE,
-        )
+        _send(line, {"frames": _listed(kept), "removed": gone}, list(kept.values()), time.monotonic() + GRACE)
 
 
 # --- messages -------------------------------------------------------------------------------------------------------------------
@@ -183,9 +178,14 @@ def _question(frames: Frames) -> tuple[dict[str, Any], list[bytes]]:
     """The header, and what follows it, of which nothing is copied."""
     if len(frames) > 1 and len(end := frames.end) >= LONG:
         heads = {name: frames.pieces(name)[0] for name in frames}
-        return {"ask": "sharing", "frames": [[name, len(head)] for name, head in heads.items()], "end": len(end)}, [*heads.values(), end]
+        return {"ask": "sharing", "frames": _listed(heads), "end": len(end)}, [*heads.values(), end]
     pieces = [piece for name in frames for piece in frames.pieces(name)]
     return {"ask": "exchange", "frames": [[name, frames.size(name)] for name in frames]}, pieces
+
+
+def _listed(frames: Mapping[str, bytes]) -> list[tuple[str, int]]:
+    """What a header says of the frames that follow it."""
+    return [(name, len(frame)) for name, frame in frames.items()]
 
 
 def _send(line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], deadline: float) -> None:

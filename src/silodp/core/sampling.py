@@ -38,7 +38,7 @@ class Sampling:
     def check(self, counts: Iterable[int]) -> None:
         """Raises Refused("batch") where it makes no sense for silos of so many records."""
         self._check()
-        if any(self.batch(n) < 1 for n in counts):
+        if any(self.batch(n) < 1 for n in set(counts)):
             raise Refused("batch")
 
     def _check(self) -> None:

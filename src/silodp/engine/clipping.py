@@ -96,8 +96,12 @@ def task(
     """The arguments of `clipped_sum` as the engines take them; raises BadInput for what none could."""
     points = [w] if reference is None else [w, reference]
     _refuse_unusable(points, x, y, weight, clip)
-    clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
-    clips = torch.where(clips >= LIMITS[w.dtype][1], clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
+    smallest = LIMITS[w.dtype][1]
+    if isinstance(clip, Tensor):
+        clips = clip.to(w.device, torch.float64).reshape(-1, 1)
+        clips = torch.where(clips >= smallest, clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
+    else:
+        clips = torch.full((w.shape[0], 1), min(clip, 1e300) if clip >= smallest else 0.0, dtype=torch.float64, device=w.device)
     if x.dim() == 3 and (found := behind(problem)) and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory:
         x, problem = found[0](x.to(w.dtype)), found[1]  # once for all runs, and the rest is a chain
     limits = None if limit is None or reference is None else torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)

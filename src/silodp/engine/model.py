@@ -41,7 +41,7 @@ class Node(NamedTuple):
     children: tuple[Node, ...] = ()
 
 
-_READ: WeakKeyDictionary[Problem, Node | None] = WeakKeyDictionary()
+_READ: WeakKeyDictionary[Problem, tuple[tuple[nn.Module, ...], Node | None]] = WeakKeyDictionary()
 
 
 def read(problem: Problem) -> Node | None:
@@ -49,11 +49,12 @@ def read(problem: Problem) -> Node | None:
 
     None for persons too: the clip is for what a person's rows make together, which the engines that know layers do not add up.
     """
-    if problem.person or not all(plain(module) for module in problem.model.modules()):
+    if problem.person or _has_any_global_hook():
         return None
     if problem not in _READ:
-        _READ[problem] = _read(problem)
-    return _READ[problem]
+        _READ[problem] = tuple(problem.model.modules()), _read(problem)
+    modules, root = _READ[problem]
+    return root if all(map(_plain, modules)) else None
 
 
 _BEHIND: WeakKeyDictionary[Problem, Problem] = WeakKeyDictionary()
@@ -109,13 +110,16 @@ def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def plain(module: nn.Module) -> bool:
-    """Whether calling the module does what its type says and nothing else: no hooks, its own or everybody's, no forward of its own.
+def _plain(module: nn.Module) -> bool:
+    """Whether calling the module does what its type says and nothing else: no hooks of its own (everybody's are looked for once), no forward.
 
     What else it did would see all records at once, and could mix them.
     """
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return not (any(hooks) or _has_any_global_hook() or {"forward", "_call_impl", "__call__"} & vars(module).keys())
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooks and _CALLS.isdisjoint(vars(module))
+
+
+_CALLS = frozenset(("forward", "_call_impl", "__call__"))
 
 
 def _owned(module: nn.Module, names: Container[str]) -> bool:

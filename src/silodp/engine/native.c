@@ -37,7 +37,7 @@ struct flow {
 
 struct tile {
     long rows, added;
-    float *y, *weight, *ones, *sum[MOST], *sums[MOST];
+    float *y, *weight, *ones, *none, *sum[MOST], *sums[MOST]; /* none: zeros */
     double *total[MOST], *totals[MOST];
     struct flow flow[2];
     const float *record[TILE];
@@ -64,8 +64,7 @@ static void stages_forward(const struct call *call, struct flow *f, const struct
 /* Each record's gradient by the stages' weights, from that by the first Linear layer's input. */
 static void stages_backward(const struct call *call, struct flow *f, struct tile *t, long rows) {
     long in = call->layer[0].in, wide = padded(in), at = 0, relu = call->stage[call->stages - 1].relu;
-    memset(t->back, 0, rows * wide * sizeof(float));
-    product(rows, wide, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], 0, t->back);
+    product(rows, wide, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], t->none, 0, t->back);
     for (long i = 0; i < in; i++)
         for (long r = 0; r < LANES; r++) {
             int passes = r < t->rows && !(relu && f->a[0][r * wide + i] <= 0);
@@ -110,22 +109,23 @@ static void pass(const struct call *call, struct flow *f, struct tile *t) {
         const struct layer *layer = call->layer + l;
         long in = padded(layer->in), out = padded(layer->out);
         float *z = l < last ? f->a[l + 1] : f->z;
-        product(rows, out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], z);
-        if (layer->relu)
-            for (long i = 0; i < rows * out; i++) z[i] = z[i] < 0 ? 0 : z[i];
+        product(rows, out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], layer->relu ? z : 0, z);
     }
     long width = call->layer[last].out, out = padded(width);
     memset(f->e[last], 0, rows * out * sizeof(float));
-    for (long r = 0; r < t->rows; r++) slope(call->loss, width, f->z + r * out, t->y + r * call->targets, f->e[last] + r * out);
+    for (long r = 0; r < t->rows; r++) {
+        const float *z = f->z + r * out, *y = t->y + r * call->targets;
+        if (width == 2 && call->loss == CROSS_ENTROPY)
+            slope_of_two(z, y, f->e[last] + r * out);
+        else
+            slope(call->loss, width, z, y, f->e[last] + r * out);
+    }
     if (call->layer[last].relu)
         for (long i = 0; i < t->rows * out; i++) f->e[last][i] = f->z[i] <= 0 ? 0 : f->e[last][i];
     for (long l = last; l > 0; l--) {
         long in = padded(call->layer[l].in);
-        float *e = f->e[l - 1], *a = f->a[l];
-        memset(e, 0, rows * in * sizeof(float));
-        product(rows, in, call->layer[l].out, f->e[l], padded(call->layer[l].out), 1, f->backward[l], 0, e);
-        if (call->layer[l - 1].relu)
-            for (long i = 0; i < rows * in; i++) e[i] = a[i] <= 0 ? 0 : e[i];
+        const float *gate = call->layer[l - 1].relu ? f->a[l] : 0;
+        product(rows, in, call->layer[l].out, f->e[l], padded(call->layer[l].out), 1, f->backward[l], t->none, gate, f->e[l - 1]);
     }
     if (call->stages) stages_backward(call, f, t, rows);
 }
@@ -144,34 +144,46 @@ static void differ(const struct call *call, struct tile *t) {
     }
 }
 
-/* weight * min(1, clip / norm) of record r, or 0 if it is unsound. */
-static float scale(const struct call *call, const struct tile *t, long r, double clip) {
-    double total = call->stages ? t->square[r] : 0, size = 0;
-    int sound = 1;
+/* Of each record weight * min(1, clip / norm), or 0 if it is unsound. */
+static void shares(const struct call *call, const struct tile *t, double clip) {
+    double total[TILE] = {0}, size[TILE] = {0};
+    int sound[TILE];
+    for (long r = 0; r < TILE; r++) sound[r] = 1;
+    for (long r = 0; r < t->rows && call->stages; r++) total[r] = t->square[r];
     for (long l = 0; l < call->layers; l++) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         int bias = call->layer[l].bias >= 0;
-        const float *a = t->flow[0].a[l] + r * in, *e = t->flow[0].e[l] + r * out;
+        const float *a = t->flow[0].a[l], *e = t->flow[0].e[l];
         if (call->points == 1 || same(call, l)) {
-            double aa = square(a, in), part = square(e, out) * (aa + bias);
-            sound &= aa < LONGEST * LONGEST;
-            total += part, size += part;
-        } else {
+            for (long r = 0; r < t->rows; r += 4) { /* TILE is a multiple of it, and what is beyond the last record is not looked at */
+                double aa[4], ee[4];
+                squares(a + r * in, in, aa), squares(e + r * out, out, ee);
+                for (long k = 0; k < 4; k++) {
+                    double part = ee[k] * (aa[k] + bias);
+                    sound[r + k] &= aa[k] < LONGEST * LONGEST;
+                    total[r + k] += part, size[r + k] += part;
+                }
+            }
+            continue;
+        }
+        for (long r = 0; r < t->rows; r++) {
             double aa, bb, ab, ee, ff, ef;
-            products(a, t->flow[1].a[l] + r * in, in, &aa, &bb, &ab);
-            products(e, t->flow[1].e[l] + r * out, out, &ee, &ff, &ef);
+            products(a + r * in, t->flow[1].a[l] + r * in, in, &aa, &bb, &ab);
+            products(e + r * out, t->flow[1].e[l] + r * out, out, &ee, &ff, &ef);
             double part = ee * (aa + bias) + bb * ff;
-            sound &= aa < LONGEST * LONGEST && bb < LONGEST * LONGEST;
-            total += part + 2 * ab * ef, size += part;
+            sound[r] &= aa < LONGEST * LONGEST && bb < LONGEST * LONGEST;
+            total[r] += part + 2 * ab * ef, size[r] += part;
         }
     }
-    double norm = sqrt(total);
-    if (call->points == 2) {
-        total += 1e-13 * size;
-        norm = sqrt(total < 0 ? 0 : total) + 8 * FLT_EPSILON * sqrt(size);
+    for (long r = 0; r < t->rows; r++) {
+        double norm = sqrt(total[r]);
+        if (call->points == 2) {
+            total[r] += 1e-13 * size[r];
+            norm = sqrt(total[r] < 0 ? 0 : total[r]) + 8 * FLT_EPSILON * sqrt(size[r]);
+        }
+        if (call->stages) sound[r] &= norm * norm < LONGEST * LONGEST; /* as structured.py has it */
+        t->share[r] = sound[r] ? share(norm, clip) * t->weight[r] : 0;
     }
-    if (call->stages) sound = sound && norm * norm < LONGEST * LONGEST; /* as structured.py has it */
-    return sound ? share(norm, clip) * t->weight[r] : 0;
 }
 
 /* Moves the sums of a few tiles on into the totals, in float64. */
@@ -212,23 +224,27 @@ static void add(const struct call *call, struct tile *t, double clip) {
     if (call->points == 2) differ(call, t);
     if (call->stages) stages_square(call, t);
     memset(t->share, 0, TILE * sizeof(float));
-    for (long r = 0; r < t->rows; r++) {
-        float share = t->share[r] = scale(call, t, r, clip);
-        for (long p = 0; p < call->points; p++)
-            for (long l = 0; l < call->layers; l++) {
-                if (p && same(call, l)) continue;
-                long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
-                float *e = t->flow[p].e[l] + r * out;
-                for (long i = 0; i < out; i++) e[i] = share == 0 ? 0 : e[i] * share; /* an unsound record may hold anything */
-                if (share == 0) memset(t->flow[p].a[l] + r * in, 0, in * sizeof(float));
+    shares(call, t, clip);
+    for (long p = 0; p < call->points; p++)
+        for (long l = 0; l < call->layers; l++) {
+            long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+            for (long r = 0; r < t->rows && !(p && same(call, l)); r++) {
+                float *e = t->flow[p].e[l] + r * out, share = t->share[r];
+                if (share != 0) {
+                    for (long i = 0; i < out; i += LANES) *(vec *)(e + i) = load(e + i) * share;
+                } else { /* an unsound record may hold anything */
+                    memset(e, 0, out * sizeof(float));
+                    memset(t->flow[p].a[l] + r * in, 0, in * sizeof(float));
+                }
             }
-    }
+        }
     for (long l = 0; l < call->layers; l++) {
         long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
         float *e = t->flow[0].e[l];
-        product(call->layer[l].out, in, t->rows, e, 1, out, t->flow[0].a[l], 0, t->sum[l]);
-        if (call->points == 2 && !same(call, l)) product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, t->sum[l]);
-        product(1, out, t->rows, t->ones, 0, 1, e, 0, t->sums[l]);
+        product(call->layer[l].out, in, t->rows, e, 1, out, t->flow[0].a[l], 0, 0, t->sum[l]);
+        if (call->points == 2 && !same(call, l))
+            product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, 0, t->sum[l]);
+        product(1, out, t->rows, t->ones, 0, 1, e, 0, 0, t->sums[l]);
     }
     for (long s = 0; s < call->stages; s++) {
         vec share = load(t->share);
@@ -263,8 +279,10 @@ static void work(const struct call *call, struct tile *t, long run, long silo, l
     long from = piece * call->records / call->pieces, to = (piece + 1) * call->records / call->pieces;
     const float *weight = call->weight + ((call->weighted ? run * call->silos : 0) + silo) * call->records;
     const float *x = call->x + silo * call->records * in, *y = call->y + silo * call->records * call->targets;
-    for (long p = 0; p < call->points; p++)
-        unpack(call, point(call, p, run, silo), t->flow + p);
+    for (long p = 0; p < call->points; p++) {
+        const float *w = point(call, p, run, silo);
+        if (t->flow[p].point != w) unpack(call, w, t->flow + p); /* most silos have the point of the one before */
+    }
     for (long l = 0; l < call->layers; l++) {
         memset(t->total[l], 0, call->layer[l].out * padded(call->layer[l].in) * sizeof(double));
         memset(t->totals[l], 0, padded(call->layer[l].out) * sizeof(double));
@@ -273,7 +291,10 @@ static void work(const struct call *call, struct tile *t, long run, long silo, l
     for (long r = from; r < to; r++) {
         if (weight[r] == 0) continue;
         t->record[t->rows] = x + r * in;
-        if (!call->stages) memcpy(t->flow[0].a[0] + t->rows * wide, x + r * in, in * sizeof(float));
+        if (!call->stages) {
+            for (long i = 0; i < in; i += 16) __builtin_prefetch(x + (r + TILE) * in + i); /* for the next tile */
+            copy(x + r * in, in, t->flow[0].a[0] + t->rows * wide);
+        }
         for (long k = 0; k < call->targets; k++) t->y[t->rows * call->targets + k] = y[r * call->targets + k];
         t->weight[t->rows++] = weight[r];
         if (t->rows == (call->stages ? LANES : TILE)) add(call, t, call->clip[run]);
@@ -301,6 +322,9 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
     t->y = take(at, &used, TILE * call->targets);
     t->weight = take(at, &used, TILE);
     t->ones = take(at, &used, TILE);
+    long widest = 0;
+    for (long l = 0; l <= last; l++) widest = call->layer[l].in > widest ? call->layer[l].in : widest;
+    t->none = take(at, &used, padded(widest));
     for (long l = 0; l <= last; l++) {
         t->sum[l] = take(at, &used, call->layer[l].out * padded(call->layer[l].in));
         t->sums[l] = take(at, &used, call->layer[l].out);
@@ -309,6 +333,7 @@ static long lay_out(const struct call *call, float *at, struct tile *t) {
     }
     for (long p = 0; p < call->points; p++) {
         struct flow *f = t->flow + p;
+        f->point = 0;
         for (long l = 0; l <= last; l++) {
             long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
             f->a[l] = p && same(call, l) ? t->flow[0].a[0] : take(at, &used, TILE * in); /* both points see the same records */

@@ -92,9 +92,9 @@ static void attend(const struct op *op, struct sequence *t, const float *a, floa
         const float *q = a + h * width;
         turn(rows, width, q + op->out, ld, t->turned);
         pack(rows, width, q + 2 * op->out, ld, t->side[0]);
-        product(rows, across, width, q, ld, 1, t->turned, t->none, p);
+        product(rows, across, width, q, ld, 1, t->turned, t->none, 0, p);
         for (long r = 0; r < rows; r++) softmax(rows, 1 / sqrtf(width), p + r * across);
-        product(rows, padded(width), rows, p, across, 1, t->side[0], t->none, t->side[1]);
+        product(rows, padded(width), rows, p, across, 1, t->side[0], t->none, 0, t->side[1]);
         spread(rows, width, t->side[1], out + h * width, padded(op->out));
     }
 }
@@ -107,7 +107,7 @@ static void attend_back(const struct op *op, struct sequence *t, const float *a,
         float *to = down + h * width;
         pack(rows, width, e + h * width, padded(op->out), by_output);
         turn(rows, width, k + op->out, ld, t->turned);
-        product(rows, across, width, by_output, columns, 1, t->turned, t->none, slopes);
+        product(rows, across, width, by_output, columns, 1, t->turned, t->none, 0, slopes);
         for (long r = 0; r < rows; r++) {
             float dot = 0, *s = slopes + r * across;
             const float *own = p + r * across;
@@ -116,12 +116,12 @@ static void attend_back(const struct op *op, struct sequence *t, const float *a,
             for (long i = 0; i < across; i++) s[i] = own[i] * (s[i] - dot) * scale;
         }
         pack(rows, width, k, ld, one);
-        product(rows, columns, rows, slopes, across, 1, one, t->none, found);
+        product(rows, columns, rows, slopes, across, 1, one, t->none, 0, found);
         spread(rows, width, found, to, ld);
         pack(rows, width, q, ld, one);
-        product(rows, columns, rows, slopes, 1, across, one, t->none, found);
+        product(rows, columns, rows, slopes, 1, across, one, t->none, 0, found);
         spread(rows, width, found, to + op->out, ld);
-        product(rows, columns, rows, p, 1, across, by_output, t->none, found);
+        product(rows, columns, rows, p, 1, across, by_output, t->none, 0, found);
         spread(rows, width, found, to + 2 * op->out, ld);
     }
 }
@@ -171,7 +171,7 @@ static void along(const struct call *call, struct path *f, struct sequence *t, c
             case EMBEDDING:
                 for (long r = 0; r < rows; r++) memcpy(z + r * out, f->point + op->weight + (long)x[r] * op->out, op->out * sizeof(float));
                 break;
-            case LINEAR: product(rows, out, op->in, a, wide(op), 1, f->forward[i], f->bias[i], z); break;
+            case LINEAR: product(rows, out, op->in, a, wide(op), 1, f->forward[i], f->bias[i], 0, z); break;
             case LAYER_NORM: normalise(op, f->point, a, kept, z); break;
             case RELU:
                 for (long n = 0; n < numbers; n++) z[n] = a[n] < 0 ? 0 : a[n];
@@ -212,9 +212,9 @@ static void back(const struct call *call, struct path *f, struct sequence *t, co
                 }
                 return;
             case LINEAR:
-                product(op->out, wide(op), rows, e, 1, out, a, t->none, g);
+                product(op->out, wide(op), rows, e, 1, out, a, t->none, 0, g);
                 if (op->bias >= 0) add_rows(rows, out, e, b);
-                if (i) product(rows, wide(op), op->out, e, out, 1, f->backward[i], t->none, down);
+                if (i) product(rows, wide(op), op->out, e, out, 1, f->backward[i], t->none, 0, down);
                 break;
             case LAYER_NORM:
                 memset(g, 0, (by_weight(op) + by_bias(op)) * sizeof(float));

@@ -16,6 +16,7 @@
 #define ACROSS 4
 #endif
 #define DOWN 6
+#define THIN 8 /* vectors across one row alone */
 #define TILE 48 /* a multiple of DOWN */
 #define TOGETHER (4 * TILE) /* records that are summed in float32: then one moves a sum by its own terms and 192^2 ulps of the clip */
 #define MOST 16 /* Linear layers, and stages */
@@ -25,6 +26,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16)));
+typedef int four_ints __attribute__((vector_size(16)));
 #define INLINE static inline __attribute__((always_inline))
 
 enum loss { CROSS_ENTROPY, LOGISTIC, SQUARED_ERROR };
@@ -33,16 +35,16 @@ INLINE long padded(long width) { return (width + LANES - 1) / LANES * LANES; }
 INLINE vec load(const float *at) { return *(const vec *)at; }
 INLINE vec choose(ints where, vec yes, vec no) { return (vec)((where & (ints)yes) | (~where & (ints)no)); }
 
-/* c (+)= a b for `down` rows and `across` vectors: a is (down, depth) of strides am and ak. */
-INLINE void block(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
-                  long ldc) {
-    vec sum[DOWN][ACROSS];
+/* c (+)= a b for `down` rows and `across` vectors: a is (down, depth) of strides am and ak; then 0 where `gate`, or c if it is that, is <= 0. */
+INLINE void block(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start,
+                  const float *gate, float *c, long ldc) {
+    vec sum[DOWN][THIN];
 #pragma GCC unroll 8
     for (int i = 0; i < down; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < across; v++) sum[i][v] = *(const vec *)((start ? start : c + i * ldc) + v * LANES);
     for (long k = 0; k < depth; k++) {
-        vec row[ACROSS];
+        vec row[THIN];
 #pragma GCC unroll 8
         for (int v = 0; v < across; v++) row[v] = *(const vec *)(b + k * ldb + v * LANES);
 #pragma GCC unroll 8
@@ -55,46 +57,50 @@ INLINE void block(int down, int across, long depth, const float *a, long am, lon
 #pragma GCC unroll 8
     for (int i = 0; i < down; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < across; v++) *(vec *)(c + i * ldc + v * LANES) = sum[i][v];
+        for (int v = 0; v < across; v++) {
+            vec done = sum[i][v];
+            if (gate) done = choose((gate == c ? done : load(gate + i * ldc + v * LANES)) <= 0, (vec){0}, done);
+            *(vec *)(c + i * ldc + v * LANES) = done;
+        }
 }
 
-INLINE void rows_of(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start, float *c,
-                    long ldc) {
-    switch (across) {
-        case 1: block(down, 1, depth, a, am, ak, b, ldb, start, c, ldc); break;
-        case 2: block(down, 2, depth, a, am, ak, b, ldb, start, c, ldc); break;
-#if ACROSS > 2
-        case 3: block(down, 3, depth, a, am, ak, b, ldb, start, c, ldc); break;
-        case 4: block(down, 4, depth, a, am, ak, b, ldb, start, c, ldc); break;
-#endif
-    }
+/* One or two rows alone would wait for each sum before they add to it: they take more vectors at a time. */
+INLINE int widest(int down) { return down == 1 ? THIN : down == 2 ? 4 : ACROSS; }
+
+INLINE void rows_of(int down, int across, long depth, const float *a, long am, long ak, const float *b, long ldb, const float *start,
+                    const float *gate, float *c, long ldc) {
+#define CASE(n) case n: if (n <= widest(down)) block(down, n, depth, a, am, ak, b, ldb, start, gate, c, ldc); break
+    switch (across) { CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8); }
+#undef CASE
 }
 
-/* c = start + a b, or c += a b without `start`; c is (rows, columns), columns a multiple of LANES. */
-static void product(long rows, long columns, long depth, const float *a, long am, long ak, const float *b, const float *start, float *c) {
-    for (long n = 0; n < columns; n += ACROSS * LANES) {
-        int across = (columns - n) / LANES < ACROSS ? (columns - n) / LANES : ACROSS;
+/* c = start + a b, or c += a b without `start`; c is (rows, columns), columns a multiple of LANES. With a `gate` c is 0 where that is <= 0. */
+static void product(long rows, long columns, long depth, const float *a, long am, long ak, const float *b, const float *start,
+                    const float *gate, float *c) {
+    long most = widest(rows < 3 ? rows : 3);
+    for (long n = 0; n < columns; n += most * LANES) {
+        int across = (columns - n) / LANES < most ? (columns - n) / LANES : most;
         const float *from = start ? start + n : 0;
         for (long m = 0, down; m < rows; m += down) {
-            const float *am0 = a + m * am;
+            const float *am0 = a + m * am, *g0 = gate ? gate + m * columns + n : 0;
             float *c0 = c + m * columns + n;
             down = rows - m >= 2 * DOWN || rows - m == DOWN ? DOWN : rows - m > DOWN ? (rows - m + 1) / 2 : rows - m; /* no small rest */
             switch (down) {
-                case 1: rows_of(1, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 2: rows_of(2, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 3: rows_of(3, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 4: rows_of(4, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                case 5: rows_of(5, across, depth, am0, am, ak, b + n, columns, from, c0, columns); break;
-                default: rows_of(6, across, depth, am0, am, ak, b + n, columns, from, c0, columns);
+                case 1: rows_of(1, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns); break;
+                case 2: rows_of(2, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns); break;
+                case 3: rows_of(3, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns); break;
+                case 4: rows_of(4, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns); break;
+                case 5: rows_of(5, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns); break;
+                default: rows_of(6, across, depth, am0, am, ak, b + n, columns, from, g0, c0, columns);
             }
         }
     }
 }
 
-INLINE float lanes(vec u) {
+INLINE four quarters(vec u) {
     union { vec whole; four part[LANES / 4]; } sum = {u};
     for (int i = 1; i < LANES / 4; i++) sum.part[0] += sum.part[i];
-    return (sum.part[0][0] + sum.part[0][1]) + (sum.part[0][2] + sum.part[0][3]);
+    return sum.part[0];
 }
 
 /* ||u||^2 in float64 but for blocks of 64; what squares may have lost to underflow is added. */
@@ -103,13 +109,32 @@ INLINE double square(const float *u, long width) {
     for (long at = 0; at < width; at += 64) {
         vec sum = {0};
         long end = width < at + 64 ? width : at + 64;
-        for (long i = at; i < end; i += LANES) {
-            vec part = *(const vec *)(u + i);
-            sum += part * part;
-        }
-        total += lanes(sum);
+        for (long i = at; i < end; i += LANES) sum += load(u + i) * load(u + i);
+        four four = quarters(sum);
+        total += (four[0] + four[1]) + (four[2] + four[3]);
     }
     return total;
+}
+
+INLINE four by_two(four a, four b) {
+    return __builtin_shuffle(a, b, (four_ints){0, 2, 4, 6}) + __builtin_shuffle(a, b, (four_ints){1, 3, 5, 7});
+}
+
+/* `square` of four rows, to the last bit: no sum waits for another. */
+INLINE void squares(const float *u, long width, double *total) {
+    for (int r = 0; r < 4; r++) total[r] = width * (double)FLT_MIN;
+    for (long at = 0; at < width; at += 64) {
+        vec sum[4] = {0};
+        long end = width < at + 64 ? width : at + 64;
+        for (long i = at; i < end; i += LANES)
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                vec part = load(u + r * width + i);
+                sum[r] += part * part;
+            }
+        four all = by_two(by_two(quarters(sum[0]), quarters(sum[1])), by_two(quarters(sum[2]), quarters(sum[3])));
+        for (int r = 0; r < 4; r++) total[r] += all[r];
+    }
 }
 
 /* ||u||^2, ||v||^2 and u.v in float64, where products of float32 numbers are exact: they are about to cancel. */
@@ -122,6 +147,14 @@ static void products(const float *u, const float *v, long width, double *uu, dou
         c += (double)u[i] * v[i];
     }
     *uu = a, *vv = b, *uv = c;
+}
+
+/* `width` numbers, without a call. */
+INLINE void copy(const float *from, long width, float *to) {
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) *(vec *)(to + i) = load(from + i);
+    if (i < width && width >= LANES) *(vec *)(to + width - LANES) = load(from + width - LANES);
+    for (; width < LANES && i < width; i++) to[i] = from[i];
 }
 
 /* The gradient of a record's loss by its outputs z. */
@@ -139,6 +172,16 @@ static void slope(enum loss loss, long width, const float *z, const float *y, fl
         for (long k = 0; k < width; k++) known |= y[0] == k;
         for (long k = 0; k < width; k++) e[k] = known ? e[k] / sum - (y[0] == k) : 0;
     }
+}
+
+/* The same for the cross-entropy of two classes: which of them is larger is anybody's guess, so there is no branch on it. */
+INLINE void slope_of_two(const float *z, const float *y, float *e) {
+    int second = z[1] > z[0], known = y[0] == 0 || y[0] == 1;
+    float most = second ? z[1] : z[0], less = second ? z[0] : z[1];
+    if (!isfinite(most)) most = NAN;
+    float part = expf(less - most), sum = 1 + part, large = 1 / sum, small = part / sum;
+    e[0] = known ? (second ? small : large) - (y[0] == 0) : 0;
+    e[1] = known ? (second ? large : small) - (y[0] == 1) : 0;
 }
 
 /* min(1, clip / norm), or 0 where that has no digits left. */

@@ -152,17 +152,19 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
     assert [entry.act for entry in ledger.entries()][-1] == "hold"
     assert charge(ledger, "c", times(30), now=5.0) == "taken", "the clock has gone back: b's hold lives, a's stays ended"
     assert charge(ledger, "b", times(40), now=5.0) == ""
-    assert hold(ledger, "d", times(9), now=time.time()).code == ""
+    assert hold(ledger, "d", times(5), now=time.time()).code == hold(ledger, "f", times(4), now=time.time()).code == ""
+    assert charge(ledger, "f", times(4), now=time.time()) == ""
     monkeypatch.setattr("sys.argv", ["silodp", "ledger", "show", str(ledger.path)])
     with pytest.raises(SystemExit, match="0"):
         cli.main()
-    assert "% is held for run d of server" in capsys.readouterr().out
-    for said in ("Released 1 hold", "Nothing is held"):
+    assert "% is held for run d of server" in (shown := capsys.readouterr().out)
+    assert "held for run f" not in shown, "all that f holds was charged, and keeps nothing from anybody"
+    for said in ("Released 2 holds", "Nothing is held"):
         monkeypatch.setattr("sys.argv", ["silodp", "ledger", "release", str(ledger.path)])
         with pytest.raises(SystemExit, match="0"):
             cli.main()
         assert said in capsys.readouterr().out
-    assert hold(ledger, "e", times(9), id="e").code == ""
+    assert hold(ledger, "e", times(5), id="e").code == ""
     x, y = table()
     x[0, 0] += 1
     ledger.check_identity(x, y)

@@ -93,12 +93,17 @@ def said_of(summary: dict[str, Any]) -> str:
 
 
 def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
-    """The open holds: whose, for which run, the share of the budget that each still reserves, and for how long."""
+    """The open holds that still reserve something: whose, for which run, the share of the budget, and for how long.
+
+    One whose run was charged all of it is open until the gate has heard of the run's end, and keeps nothing from anybody.
+    """
+    from silodp.silo.ledger.holds import SLACK
     from silodp.silo.ledger.reserve import listed
 
     return [
         {"id": o.hold.id, "run": o.hold.run, "asker": o.hold.asker, "time": o.hold.time, "share": o.share, "seconds": o.seconds}
         for o in listed(opened)
+        if o.share > SLACK
     ]
 
 

@@ -1,9 +1,11 @@
 """What the pages tell people to type works: two are run from an empty folder, and every option shown anywhere exists."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ import typer
 
 from silodp.cli import app as cli
 from silodp.cli import console
+from silodp.server.advice import candidates, chooser, trusts
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -38,6 +41,15 @@ def says(printed, wanted):
         r"(?s:.*?)" if line == "…" else r"\s+".join(r"[^\n]*?".join(map(re.escape, w.split("…"))) for w in line.split()) for line in wanted
     ]
     return re.fullmatch(r"\s*".join(["", *words, ""]), printed) is not None
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """The advisor tries less on fewer made-up records, and says the same sentences: what it finds by all of it is tests/server/advice's. Not with SILODP_LONG=1."""
+    if "SILODP_LONG" not in os.environ:
+        less = tuple(replace(effort, worlds=effort.worlds[:2], pool=300, tested=300, trials=1, looks=1) for effort in candidates.EFFORTS)
+        monkeypatch.setattr(chooser, "EFFORTS", less)
+        monkeypatch.setattr(trusts, "EFFORTS", less)
 
 
 @pytest.fixture

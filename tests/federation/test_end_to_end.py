@@ -68,7 +68,7 @@ def federation(request):
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder = home / "f"
     try:
-        words = ("--silos", 3, "--data", "wbcd", "--engine", request.param, "--folder", folder, "--json")
+        words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", request.param, "--folder", folder, "--json")
         made = json.loads(shell("federation", "up", *words))
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]

@@ -1,5 +1,6 @@
 """A gate with a map of features: the officer approves it by its hash, and the model sees what it makes of the silo's own records."""
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -9,12 +10,18 @@ import pytest
 import torch
 from gate_process import edited
 from test_daemon_start import started
+from torch import nn
 
 from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.person import Person
+from silodp.core.problem.problem import Problem
 from silodp.host.cards import read_card
 from silodp.server.order import Order
 from silodp.server.run import agree
+from silodp.silo.answer.exact import Exact
+from silodp.silo.data.records import Records
 from silodp.silo.service.daemon import approved_map, approved_problem, read_records
 from silodp.silo.service.policy import Place
 from silodp.silo.service.provision import provision
@@ -101,3 +108,43 @@ def test_a_card_of_an_older_version_has_no_map(tmp_path, pictures):
     card = read_card(path)
     assert card.feature_map == ""
     agree([card], problem_of(card))
+
+
+class ByPlace:
+    """A map whose last bits follow from where a row lies among those that are mapped with it, as kernels' do."""
+
+    at_once = 4
+
+    def of(self, x):
+        return self.unchecked(x)
+
+    def unchecked(self, x):
+        return x * (1 + 2.0**-20 * (torch.arange(len(x)) % 3)[:, None])
+
+
+class Mixing(ByPlace):
+    """One in which they follow from the other rows."""
+
+    def unchecked(self, x):
+        return x * (1 + 2.0**-20 * (x.nan_to_num().flip(0).sum(1, keepdim=True) > 0))
+
+
+def test_a_persons_features_follow_from_its_own_rows_and_place_whatever_list_a_loader_makes():
+    """One person's rows decide which number the others have in a loader's list; at the places that they are given, nothing may show it."""
+    rng, n, problem = np.random.default_rng(0), 9, Problem(nn.Linear(5, 1), logistic, person=Person("p", 2))
+    x, y = rng.normal(size=(n, 2, 5)).astype(np.float32), rng.integers(0, 2, (n, 2))
+    placed = []
+    for order in (np.arange(n), np.roll(np.arange(n), 1)):
+        records = Records.of([(x[order], y[order])])
+        asked = Exact(problem, records, partition=lambda name, batches, order=order: np.argsort(order), mapped=ByPlace())
+        assert torch.equal(asked._y, torch.from_numpy(y))
+        placed.append(asked._x)
+    assert torch.equal(*placed)
+
+
+def test_a_gate_tries_its_map_of_features_before_it_serves():
+    x, y = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32), np.arange(9) % 2
+    for mapped, sound in ((ByPlace(), True), (Mixing(), False)):
+        asked = Exact(Problem(nn.Linear(5, 1), logistic), Records.of([(x, y)]), partition=lambda name, batches: np.arange(9), mapped=mapped)
+        with contextlib.nullcontext() if sound else pytest.raises(BadInput, match="depends on the 3 others"):
+            asked.verify()

@@ -47,7 +47,7 @@ class FeatureMap:
         A user's function is shown each row alone; a map that ships has a record's features depend on that record alone by its arithmetic.
         """
         try:
-            found = self._shipped(self.function, x) if isinstance(self.function, maps.Constants) else self._alone(self.function, x)
+            found = self.unchecked(x)
         except BadInput:
             raise
         except Exception as error:
@@ -55,6 +55,14 @@ class FeatureMap:
         if found.dim() != 2 or not bool(found.isfinite().all()):
             raise BadInput(f"the features {self.text} must be a vector of finite numbers for every record; bound them in the function")
         return found
+
+    def unchecked(self, x: Tensor) -> Tensor:
+        return self._shipped(self.function, x) if isinstance(self.function, maps.Constants) else self._alone(self.function, x)
+
+    @property
+    def at_once(self) -> int:
+        """How many records its kernels are given at a time."""
+        return CHUNK if isinstance(self.function, maps.Constants) else 1
 
     def _alone(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         rows = [torch.as_tensor(function(row.clone()), dtype=x.dtype) for row in x]

@@ -25,7 +25,8 @@ Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice'
     others may well follow from that person's rows, so each has its place by a permutation of the list that is drawn uniformly at random,
     once for these records, kept in the ledger and never told. Whatever lists a loader makes of D and D', under such a permutation each has
     the law of the other with the one person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off between
-    two laws that holds given the places holds for their mixture over the places too.
+    two laws that holds given the places holds for their mixture over the places too. A map of features rounds by place as any kernel does,
+    and is therefore applied at these places, once they are drawn.
 Gradients of models of known layers are summed by exact products of whole chunks (`products`), for which 1 to 4 hold as well: its docstring has the
 proof. There S with record j is within C / gamma of S without it, and that is all that 3 and amplification use.
 Totals (`_counts`) rest on `core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which one record moves at
@@ -48,6 +49,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_TRIALS
@@ -99,8 +101,9 @@ class Exact:
     label = "deployment: exact lattice noise from operating-system entropy"
 
     def __init__(
-        self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray], held_out_share: float = 0.0
-    ) -> None:
+        self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray], held_out_share: float = 0.0,
+        mapped: FeatureMap | None = None,
+    ) -> None:  # fmt: skip
         if len(records) != 1:
             raise BadInput(f"a deployed gate keeps the records of one silo, but was given {len(records)}")
         if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
@@ -112,7 +115,13 @@ class Exact:
         at = torch.from_numpy(self._places()) if problem.person else slice(None)
         self._x, self._y, self._absent = (part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent))
         self._held, self._rows = held_out(self._n, held_out_share), problem.person.rows if problem.person else 1
-        self.features, self._threads = math.prod(self._x.shape[1:]) // self._rows, torch.get_num_threads()
+        self._threads, self._map, raw = torch.get_num_threads(), mapped, self._x.flatten(0, self._y.dim() - 1)
+        self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
+        if mapped:
+            with pinned(self._threads):
+                self._x = mapped.of(raw).unflatten(0, self._y.shape)
+            self._absent = self._x.isnan()
+        self.features = math.prod(self._x.shape[1:]) // self._rows
         known = self._n <= MOST_IN_PRODUCTS and problem.person is None
         shapes = self._x.shape[1:], self._y.shape[1:]
         found = (Products.of(problem, *shapes, device) for device in devices() if known)
@@ -146,6 +155,8 @@ class Exact:
         trials += [(gram, self._sizes(gram.shape[-1])), (Gram(1, 2, 1.0, 1.0), wide), (ClassCounts(2), wide)]
         trials += [(Histogram(torch.zeros(1), self.features), wide)]
         with pinned(self._threads):
+            if (mapped := self._map) and mapped.at_once > 1:
+                verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
             for statistic, sizes in trials:
                 rows, numbers = self._tried(statistic)
                 verify(rows, like, sizes, numbers, alive=statistic in alive)
@@ -301,7 +312,7 @@ class Exact:
     ) -> np.ndarray:  # fmt: skip
         """S, exactly: the integers of the chosen records, of all that are computed; vectors are made `stretch` times as long before the clip."""
 
-        drawn = self._mask(chosen)
+        drawn = np.isin(np.arange(self._n), chosen)
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
@@ -341,11 +352,6 @@ class Exact:
 
     def _sizes(self, dim: int | None) -> set[int]:
         return lengths(self._n, size_of(self._width(dim)))
-
-    def _mask(self, chosen: np.ndarray) -> np.ndarray:
-        drawn = np.zeros(self._n, bool)
-        drawn[chosen] = True
-        return drawn
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
         return Gradients(self.problem, points, None if limit is None else float(limit))

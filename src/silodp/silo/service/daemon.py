@@ -190,8 +190,8 @@ def open_door(
     sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
     masks = Masker(masking, key, policy.definition) if masking else None
     door = Door(
-        policy, problem, own.records(approved_map(place, schema)), ledger,
-        held_out=place.held_out, signing_key=key, shuffling=sealing, masks=masks, registry=registry, noted=noted, known_by=own.known_by,
+        policy, problem, own.records(), ledger, held_out=place.held_out, signing_key=key, shuffling=sealing, masks=masks, registry=registry,
+        noted=noted, known_by=own.known_by, mapped=approved_map(place, schema),
     )  # fmt: skip
     return door, own.features, problem.dim
 

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
+from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
@@ -85,6 +86,7 @@ class Door:
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
         known_by: Known | None = None,
+        mapped: FeatureMap | None = None,
     ) -> None:
         """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
         this machine computes each record by itself (`Exact.verify`).
@@ -92,7 +94,7 @@ class Door:
         A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
         name with the pseudonym's key; without it, shuffled queries are refused; masked ones are without `masks`. `noted` is told of each frame, before its reply is sent.
         `known_by` are the features and labels that the ledger recognises the records by, an exact digest of them all, and who the persons
-        are, where those are not the records' own: what a file holds stays the same under another schema.
+        are, where those are not the records' own: what a file holds stays the same under another schema. The model sees what `mapped` makes of the records.
         """
         if policy.definition != definition_hash(problem):
             named = f"the study {policy.study}" if policy.study else "a study"
@@ -107,7 +109,8 @@ class Door:
             )
         self._n, self._dim = records.counts[0], problem.dim
         _, self._generation = ledger.recognise(*(known_by or records.known_by), registry=registry)
-        self._exact = Exact(problem, records, partition=partial(ledger.partition, generation=self._generation), held_out_share=held_out)
+        places = partial(ledger.partition, generation=self._generation)
+        self._exact = Exact(problem, records, partition=places, held_out_share=held_out, mapped=mapped)
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling, self._masks = shuffling, masks

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mixing import ROSTER, SERVER
+from own_code import PROX
 from silodp.core.errors import BadInput
 from silodp.host.keys import public
 from silodp.host.ownership import changeable, exposed, reachable
@@ -37,19 +38,6 @@ classes = ["no", "yes"]
 """
 NET = "from torch import nn\n\ndef build(features, outputs):\n    return nn.Sequential(nn.Linear(features, outputs))\n"
 LOSS = "def own(output, target):\n    return (output - target[..., None]).abs().sum(-1)\n"
-PROX = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Own:
-    strength: float
-
-    def value(self, w):
-        return self.strength / 2 * w.square().sum(-1)
-
-    def __call__(self, w, step):
-        return w / (1 + self.strength * step)
-"""
 
 
 def said(serve, path) -> str:

@@ -1,12 +1,15 @@
 """From what people say to what an algorithm takes; what cannot be run is refused in one sentence."""
 
 import math
+from typing import Annotated
 
 import pytest
 
 from silodp.core.errors import BadInput
+from silodp.core.mechanisms import Gaussian
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.server.algorithms import ALGORITHMS, find
+from silodp.server.algorithms.signature import Algorithm, Setting
 from silodp.server.federation import Balanced, Everyone, Uniform
 from silodp.server.settings import default_shares, participation_by_name, prepared, sampling_by_name, samplings_by_name
 
@@ -35,6 +38,14 @@ SAID = {"rounds": 24, "phase": 4, "local_steps": 3, "inner": 6, "restarts": 2, "
 )
 def test_an_algorithm_takes_its_own_settings_and_no_others(name, taken):
     assert find(name).schedule(SAID) == taken
+
+
+def test_a_setting_that_must_be_given_is_asked_for_in_its_own_words():
+    def own(fed, problem, w, *, step, mass: Annotated[float, Setting(help="How heavy the ball is.")], minibatch: Gaussian):
+        yield w
+
+    with pytest.raises(BadInput, match=r"^own needs the setting 'mass' \(How heavy the ball is\); give --set mass=VALUE$"):
+        Algorithm.of(own, "own").schedule({})
 
 
 def test_every_algorithm_is_found_by_its_name():

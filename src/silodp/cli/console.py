@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -26,6 +27,11 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+LabelColumn = Annotated[str, typer.Option(help="Column that holds the label.")]
+Classes = Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")]
+AuditFolder = Annotated[
+    Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
+]
 FeatureMapName = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp import __version__
-from silodp.cli.console import Json, dump, say
+from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def evidence(
     key: Annotated[
         str, typer.Option(help="The file of the key that signs, made if it is not there; with verify: the public key that you expect.")
     ] = "",
-    audit: Annotated[
-        Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
-    ] = None,
+    audit: AuditFolder = None,
     ledger: Annotated[
         list[Path] | None, typer.Option(help="What an officer's `silodp ledger show --json` printed; may be repeated.")
     ] = None,

@@ -19,7 +19,7 @@ import typer
 from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import FeatureMapName, dump, say, show, table
+from silodp.cli.console import Classes, FeatureMapName, dump, say, show, table
 from silodp.cli.federation_files import carrier_of, load_state, new_file, new_key, save_state
 from silodp.cli.federation_model import chosen_model
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
@@ -65,7 +65,7 @@ def up(
     prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
     feature_map: FeatureMapName = "",
     label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    classes: Classes = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
     held_out: Annotated[

@@ -139,6 +139,18 @@ def state_of(place: Path) -> str:
     return "finished" if ended == "finished" else "interrupted"
 
 
+def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> Path:
+    """The folder given, the interrupted run's that is resumed, or a new one's."""
+    if resume and new:
+        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+    return given or (run_to_resume(runs) if resume else new_run(runs, anew=new))
+
+
+def refuse_taken(place: Path) -> None:
+    if any((place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")):
+        raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+
+
 def new_run(runs: Path, *, anew: bool) -> Path:
     """The next numbered folder in `runs`; BadInput if the last run there was paid for and has not come to its end, unless `anew`."""
     there = _numbered(runs)

@@ -79,10 +79,7 @@ def run_peers(folder: Path, *, resume: bool, new: bool, out_dir: Path | None, re
     state = load_state(folder)
     if state.get("shuffler"):
         raise BadInput(NO_TOTALS)
-    if resume and new:
-        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
-    runs = folder / "runs"
-    place = (out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))).resolve()
+    place = place_of.place_of_run(out_dir, folder / "runs", resume=resume, new=new).resolve()
     about = _open(place, list(state["silos"]), resume=resume)
     again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
     kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
@@ -111,8 +108,7 @@ def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise BadInput(f"{place} holds no run of these peers to go on with; give its folder with --out")
-    if any((place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")):
-        raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    place_of.refuse_taken(place)
     place.mkdir(parents=True, exist_ok=True)
     about = {"run": secrets.token_hex(16), "silos": silos, "words": words}
     write(path, json.dumps(about, indent=1) + "\n")

@@ -106,10 +106,7 @@ def run(
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         shuffler = Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
     mixer = shuffle.shuffler_card(shuffler) if shuffler else None
-    if resume and new:
-        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
-    runs = (folder if not away else Path()) / "runs"
-    place = out_dir or (place_of.run_to_resume(runs) if resume else place_of.new_run(runs, anew=new))
+    place = place_of.place_of_run(out_dir, (folder if not away else Path()) / "runs", resume=resume, new=new)
     if resume:
         order = Order.read(read_run(place), place)
     else:
@@ -117,8 +114,7 @@ def run(
         trust = "masks" if masked else "shuffle" if mixer else "isrl"
         colluding = max(card.colluding for card in cards) if masked else 0
         order = replace(order, trust=trust, least=quorum if mixer or masked else None, colluding=colluding, drops=drops)
-        if any((place / name).exists() for name in ("run.json", "config.json", "spent.json")):
-            raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+        place_of.refuse_taken(place)
     advice = None
     if order.algorithm == AUTO:
         from silodp.server.run import advised

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, group, item, say, show, table
+from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table
 from silodp.core.errors import BadInput
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
 from silodp.silo.service.names import called, runs_of
@@ -42,8 +42,8 @@ def create(
             help="For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT."
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    label: LabelColumn = "label",
+    classes: Classes = None,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:

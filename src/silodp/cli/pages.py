@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, say
+from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write, write_new
 
@@ -22,9 +22,7 @@ MARK = b": report</title><style>"
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of `silodp train`, `compare`, `reproduce` or `federation run`.", show_default=False)],
     out_file: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the run's folder by default.")] = None,
-    audit: Annotated[
-        Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
-    ] = None,
+    audit: AuditFolder = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.")] = None,
     mlflow: Annotated[Path | None, typer.Option(help="Also write settings and curves as an MLflow run into this folder.")] = None,
     as_json: Json = False,

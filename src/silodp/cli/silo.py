@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silodp.cli.console import FeatureMapName, Json, dump, group, say
+from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say
 from silodp.core.errors import BadInput
 from silodp.host.lock import running
 from silodp.host.log import tally
@@ -33,8 +33,8 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder for policy, key and ledger; made if it is not there.", show_default=False)],
     data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file, or folder of images.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
-    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    label: LabelColumn = "label",
+    classes: Classes = None,
     schema: Annotated[Path | None, typer.Option(help="The public schema of all silos' files, instead of --label and --classes.")] = None,
     name: Annotated[str | None, typer.Option(help="The silo's name; the folder's by default.")] = None,
     model: Annotated[

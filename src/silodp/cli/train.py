@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import dump, progress, say, say_advice, show, table
+from silodp.cli.console import Classes, LabelColumn, dump, progress, say, say_advice, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, takes_order, typed
 from silodp.cli.project import Project, SettingsFile
@@ -24,8 +24,8 @@ def train(
     silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo.")] = None,
     schema: SchemaFile = None,
     test: Annotated[Path | None, typer.Option(help="A file, with --schema, to score on in the clear: for research only.")] = None,
-    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    label: LabelColumn = "label",
+    classes: Classes = None,
     scale: Annotated[
         str, typer.Option(help="Feature scaling: private (learnt within the budget), none, or a file of public ranges.")
     ] = "private",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.choose import KEPT
-from silodp.cli.console import Json, dump, progress, say, show, table
+from silodp.cli.console import Json, LabelColumn, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, takes_order
 from silodp.core.errors import BadInput
@@ -31,7 +31,7 @@ def tune(
     signal: Annotated[
         str, typer.Option(help="How hard synthetic records are: easy, typical, hard, or what the best model gets right, such as 0.9.")
     ] = "typical",
-    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
+    label: LabelColumn = "label",
     classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 0,1 by default.")] = None,
     candidates: Annotated[int, typer.Option(help="For --silo: how many settings are tried, drawn from all combinations.")] = 6,
     repetitions: Annotated[

@@ -13,18 +13,16 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from silodp.core.errors import BadInput
 from silodp.core.events import TotalEvent
 from silodp.core.mechanisms import shuffle
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.totals import Schedule
 from silodp.core.sampling import FullBatch, Sampling
-from silodp.core.theory import isrl as theory
 from silodp.core.theory import shuffle as theory_shuffle
 from silodp.server import shuffled
 from silodp.server.order import Order
-from silodp.server.prepare import Prepared, prepare
+from silodp.server.prepare import Prepared, constants_of, prepare
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,8 @@ def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], d
     if len(answers) > 1:
         answer["differences"] = answers[1]
     if order.theory:
-        answer["theory"] = _theory(order, records, dimension, budget, answering)
+        constants = constants_of(order, budget, records, dimension, answering)
+        answer["theory"] = theory_shuffle.prescribe(order.algorithm, constants).as_dict()
     return answer
 
 
@@ -122,20 +121,3 @@ def _proven(kind: _Kind, kinds: int, released: int, contributions: int, largest:
         "bits_per_silo_round": shuffle.message_bits(made, largest, dimension),
         "noise_std": math.sqrt(float(shuffle.variance(made, contributions, kind.clip))),
     }
-
-
-def _theory(order: Order, records: Sequence[int], dimension: int, budget: Budget, answering: int) -> dict:
-    given = order.theory
-    for name in ("lipschitz", "smoothness"):
-        if name not in given:
-            raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
-    constants = theory.Constants(
-        **given,
-        dimension=dimension,
-        records=min(records),
-        silos=len(records),
-        answering=answering,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-    )
-    return theory_shuffle.prescribe(order.algorithm, constants).as_dict()

@@ -243,17 +243,20 @@ def least_of(order: Order, who: Everyone) -> int:
 
 def prescription(order: Order, budget: Budget, counts: Sequence[int], dimension: int | None) -> theory.Prescription:
     """The theorem of the order's algorithm at the order's constants, for the smallest silo."""
+    counts = [sum(counts)] if order.trust == "central" else counts
+    _, _, answering = order.participation.rpartition(":")
+    asked = int(answering) if answering.isdecimal() and len(counts) > 1 else len(counts)
+    return theory.prescribe(order.algorithm, constants_of(order, budget, counts, dimension, asked))
+
+
+def constants_of(order: Order, budget: Budget, counts: Sequence[int], dimension: int | None, answering: int) -> theory.Constants:
     given: dict[str, Any] = order.theory | ({"dimension": dimension} if dimension is not None else {})
     for name in ("lipschitz", "smoothness", "dimension"):
         if name not in given:
             raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
-    counts = [sum(counts)] if order.trust == "central" else counts
-    _, _, answering = order.participation.rpartition(":")
-    constants = theory.Constants(
-        **given, records=min(counts), silos=len(counts), answering=int(answering) if answering.isdecimal() and len(counts) > 1 else len(counts),
-        epsilon=budget.epsilon, delta=budget.delta,
-    )  # fmt: skip
-    return theory.prescribe(order.algorithm, constants)
+    return theory.Constants(
+        **given, records=min(counts), silos=len(counts), answering=answering, epsilon=budget.epsilon, delta=budget.delta
+    )
 
 
 def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:

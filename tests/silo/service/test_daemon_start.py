@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gate_process import edited, made, write_data
 
+from own_code import PROX
 from silodp.core.errors import BadInput
 from silodp.host.lock import running, sole
 from silodp.silo.service import daemon
@@ -93,7 +94,7 @@ def test_a_model_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, monkeypat
 
 def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path, monkeypatch):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    words = {"loss": (OWN_LOSS, "own"), "prox": (OWN_PROX, "Own:0.1")}
+    words = {"loss": (OWN_LOSS, "own"), "prox": (PROX, "Own:0.1")}
     files = {what: tmp_path / f"{what}.py" for what in words}
     for what, file in files.items():
         file.write_text(words[what][0])
@@ -101,7 +102,7 @@ def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path,
     silo = made(tmp_path, **{what: f"{file}:{words[what][1]}" for what, file in files.items()})
     place = Place.load(silo.policy)
     assert place.loss_sha256 == hashlib.sha256(OWN_LOSS.encode()).hexdigest()
-    assert place.prox_sha256 == hashlib.sha256(OWN_PROX.encode()).hexdigest()
+    assert place.prox_sha256 == hashlib.sha256(PROX.encode()).hexdigest()
     definition = approved_problem(place, 3, None).definition()
     assert place.loss_sha256 in definition
     assert place.prox_sha256 in definition
@@ -122,8 +123,8 @@ def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path,
 
 def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    file, other = tmp_path / "own.py", OWN_LOSS + OWN_PROX + "# another\n"
-    file.write_text(OWN_LOSS + OWN_PROX)
+    file, other = tmp_path / "own.py", OWN_LOSS + PROX + "# another\n"
+    file.write_text(OWN_LOSS + PROX)
     file.chmod(0o600)
     silo = made(tmp_path, loss=f"{file}:own", prox=f"{file}:Own:0.1")
     sha = hashlib.sha256(other.encode()).hexdigest()
@@ -147,19 +148,6 @@ def test_a_gate_loads_no_file_that_its_policy_does_not_name(idle, tmp_path):
 
 
 OWN_LOSS = "def own(output, target):\n    return (output[..., 0] - target).abs()\n"
-OWN_PROX = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Own:
-    strength: float
-
-    def value(self, w):
-        return self.strength / 2 * w.square().sum(-1)
-
-    def __call__(self, w, step):
-        return w / (1 + self.strength * step)
-"""
 
 NET = """
 from torch import nn

@@ -189,7 +189,7 @@ class Schema:
         label, ignore = _label(source, table.get("label"), images is not None), _texts(source, "ignore", table.get("ignore", []))
         schema = cls(columns, images, label, ignore, missing_codes=codes, person=_person(source, table), form=Form.of(table, source))
         names = [*(column.name for column in columns), *schema.label.columns, *schema.ignore, *schema.own]
-        if twice := _repeated(names) or _repeated(schema.features):
+        if twice := repeated(names) or repeated(schema.features):
             raise BadInput(
                 f"{source} names {twice!r} twice; a column is a feature, the label, the person or ignored, and each feature has its own name"
             )
@@ -377,7 +377,7 @@ def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...
         not isinstance(value, list)
         or len(value) < least
         or not all(isinstance(v, str) and v.strip() == v != "" for v in value)
-        or _repeated(value)
+        or repeated(value)
     ):
         raise BadInput(
             f"{source}: {name} is {value!r}; it must be a list of {f'{least} or more ' if least else ''}different texts, in quotes"
@@ -395,5 +395,6 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
 
-def _repeated(items: Sequence[str]) -> str | None:
+def repeated(items: Sequence[Any]) -> Any:
+    """The first that stands there twice; None if none does."""
     return next((item for item, count in Counter(items).items() if count > 1), None)

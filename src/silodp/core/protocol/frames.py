@@ -8,6 +8,9 @@ anything is charged; a gate packs an answer only for a server that has asked in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import Refused
@@ -65,3 +68,14 @@ def open_by(key: str, frame: bytes, magic: bytes, limit: int) -> bytes:
     if found != key:
         raise Refused("signature")
     return body
+
+
+def parsed(body: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Any:
+    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
+    try:
+        value = read(body)
+        if write(value) == body:
+            return value
+    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
+        pass
+    raise Refused("malformed")

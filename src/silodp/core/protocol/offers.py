@@ -16,7 +16,7 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol.canonical import as_json, hexhash, name
 from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, sign_frame
 from silodp.core.protocol.masks import Row
-from silodp.core.protocol.quote import parsed
+from silodp.core.protocol.quote import parsed_json
 
 KEYS, OFFER = b"SDPM", b"SDPO"
 LIMIT = OVERHEAD + 2**10
@@ -48,7 +48,7 @@ def encode_key_request(request: KeyRequest, private_key: Ed25519PrivateKey) -> b
 def decode_key_request(frame: bytes) -> tuple[KeyRequest, str, str]:
     """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
     body, key = open_signed(frame, KEYS, LIMIT)
-    return parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
+    return parsed_json(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
 def encode_offer(offer: Offer, private_key: Ed25519PrivateKey | None) -> bytes:
@@ -58,7 +58,7 @@ def encode_offer(offer: Offer, private_key: Ed25519PrivateKey | None) -> bytes:
 def decode_offer(frame: bytes, *, silo_key: str) -> Offer:
     """What the silo with this key has signed; on any other bytes Refused, as `decode_key_request`."""
     body = open_by(silo_key, frame, OFFER, LIMIT)
-    return parsed(body, _read_offer, _offer_body)
+    return parsed_json(body, _read_offer, _offer_body)
 
 
 def _request_body(request: KeyRequest) -> bytes:

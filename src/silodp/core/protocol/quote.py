@@ -14,10 +14,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
 from silodp.core.protocol.canonical import as_json, hexhash, integer, name, read_event, real, write_event
-from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, sign_frame
+from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, parsed, sign_frame
 
 HOLD, HELD = b"SDPH", b"SDPK"
 LIMIT = OVERHEAD + 2**18
@@ -85,7 +85,7 @@ def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519Priva
 def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
     """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
     body, key = open_signed(frame, HOLD, LIMIT)
-    return parsed(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
+    return parsed_json(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
 def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
@@ -95,7 +95,7 @@ def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -
 def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
     """What the silo with this key has signed; on any other bytes Refused, as `decode_hold`."""
     body = open_by(silo_key, frame, HELD, LIMIT)
-    return parsed(body, _read_reply, _reply_body)
+    return parsed_json(body, _read_reply, _reply_body)
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------------------
@@ -154,12 +154,5 @@ def _read_reply(fields: dict[str, Any]) -> HoldReply:
     return HoldReply(*names, fields.get("code", ""), integer(fields["seconds"]), *told)
 
 
-def parsed(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
-    try:
-        value = read(json.loads(body))
-        if write(value) == body:
-            return value
-    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
-        pass
-    raise Refused("malformed")
+def parsed_json(body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]) -> Any:
+    return parsed(body, lambda text: read(json.loads(text)), write)

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import BadInput
 from silodp.core.protocol import frames
 from silodp.core.protocol.box import box_length
 
@@ -102,7 +100,7 @@ def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
     """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" | "version" | "signature")."""
     body, key = frames.open_signed(frame, REQUEST, limit)
-    return _parsed(body, _read_request, _request_body), key
+    return frames.parsed(body, _read_request, _request_body), key
 
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
@@ -112,7 +110,7 @@ def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
     """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused as `decode_request`."""
     body = frames.open_by(shuffler_key, frame, OUTCOME, limit)
-    return _parsed(body, _read_outcome, _outcome_body)
+    return frames.parsed(body, _read_outcome, _outcome_body)
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------------------
@@ -157,17 +155,6 @@ def _read_outcome(body: bytes) -> Outcome:
     totals = np.frombuffer(body, "<i8", dimension, _PASSED.size).astype(np.int64)
     dropped = {digest.hex(): _unpadded(code) for digest, code in _DROP.iter_unpack(body[start:])}
     return Passed(name.hex(), contributions, records, totals, dropped)
-
-
-def _parsed(body: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
-    try:
-        value = read(body)
-        if write(value) == body:
-            return value
-    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
-        pass
-    raise Refused("malformed")
 
 
 def _raw(digest: str) -> bytes:

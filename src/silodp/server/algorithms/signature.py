@@ -3,8 +3,8 @@
     def momentum(fed, problem, w, *, rounds: int, step: Number, momentum: Number, minibatch: Gaussian) -> Iterator[Tensor]
 
 takes a federation to ask, a problem for its prox, and points w (J, d). Of the keyword-only parameters those annotated `Gaussian` are its
-kinds of release, `step` is the step, and all others are settings. A setting named by one of the users' WORDS has that word's default, bounds
-and help; any other has the default in the signature, and bounds and help by `Annotated[int, Setting(least=1, help="...")]`.
+kinds of release, `step` is the step, and all others are settings. A setting named by one of the users' WORDS has that word's default and bounds;
+any other has the default in the signature, and bounds and help by `Annotated[int, Setting(least=1, help="...")]`.
 """
 
 from __future__ import annotations
@@ -75,20 +75,17 @@ class Setting:
 
 
 WORDS: dict[str, Setting] = {
-    "rounds": Setting(USUAL["rounds"], least=1, type=int, help="Communication rounds R."),
-    "phase": Setting(Order.phase, least=1, type=int, help="Phase q of spider, diff2 and diff2-local: a fresh anchor every q rounds."),
-    "local_steps": Setting(Order.local_steps, least=1, type=int, label="local steps", help="Noisy local steps a round, for local-sgd, scaffold and diff2-local."),
-    "inner": Setting(Order.inner, least=1, type=int, label="inner steps", help="Inner steps of an SVRG epoch."),
-    "restarts": Setting(Order.restarts, least=1, type=int, help="Restarts of prox-pl-svrg, stages of accelerated."),
-    "slope": Setting(
-        Order.slope, above=0, note="inf to clip at 2 L alone", help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
-    ),
-    "momentum": Setting(USUAL["momentum"], least=0, below=1, help="Of momentum, and beta_1 of adam."),
-    "kappa": Setting(
-        Order.kappa, above=0, most=1, note="which is mb-sgd", help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd."
-    ),
-}  # fmt: skip
-"""What users say, in every command, whatever the algorithm; it takes those that its signature names. Their defaults are an Order's."""
+    "rounds": Setting(USUAL["rounds"], least=1, type=int),
+    "phase": Setting(Order.phase, least=1, type=int),
+    "local_steps": Setting(Order.local_steps, least=1, type=int, label="local steps"),
+    "inner": Setting(Order.inner, least=1, type=int, label="inner steps"),
+    "restarts": Setting(Order.restarts, least=1, type=int),
+    "slope": Setting(Order.slope, above=0, note="inf to clip at 2 L alone"),
+    "momentum": Setting(USUAL["momentum"], least=0, below=1),
+    "kappa": Setting(Order.kappa, above=0, most=1, note="which is mb-sgd"),
+}
+"""What users say, in every command, whatever the algorithm; it takes those that its signature names. Their defaults are an Order's,
+their help is in `cli/options.py`."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,8 @@ class Algorithm:
         for name, setting in self.settings.items():
             value = said.get(name, setting.default)
             if value is None:
-                raise BadInput(f"{self.name} needs the setting {name!r}; give --set {name}=VALUE")
+                said_of = f" ({setting.help.rstrip('.')})" if setting.help else ""
+                raise BadInput(f"{self.name} needs the setting {name!r}{said_of}; give --set {name}=VALUE")
             found[name] = setting.parse(name, value)
         rounds = found.get("rounds", math.inf)
         if found.get("phase", 1) > rounds:
@@ -177,4 +175,4 @@ def _setting(name: str, parameter: inspect.Parameter, hint: Any) -> Setting:
     setting = stated or word or Setting()
     kind = kind or (word.type if word else type(default) if type(default) in TYPES else float)
     own = default if default is not None else setting.default if setting.default is not None else word.default if word else None
-    return replace(setting, type=kind, default=own, help=setting.help or (word.help if word else ""))
+    return replace(setting, type=kind, default=own)

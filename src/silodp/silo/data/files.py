@@ -9,7 +9,6 @@ import json
 import re
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.schema import Form
+from silodp.core.problem.schema import Form, repeated
 from silodp.silo.data.cells import column_of, factorized
 
 T = TypeVar("T")
@@ -89,12 +88,12 @@ def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tup
     """A different name for each silo's file: as given, or the files' own."""
     if not paths:
         raise BadInput("no files are given; each silo needs one.")
-    if twice := _repeated([path.resolve() for path in paths]):
+    if twice := repeated([path.resolve() for path in paths]):
         raise BadInput(f"{twice} is given twice; each silo needs its own file.")
     if names is None:
         stems = tuple(path.stem for path in paths)
-        return tuple(map(str, paths)) if _repeated(stems) else stems
-    if len(names) != len(paths) or _repeated(names):
+        return tuple(map(str, paths)) if repeated(stems) else stems
+    if len(names) != len(paths) or repeated(names):
         raise BadInput(f"{len(paths)} files need {len(paths)} different silo names, but the names are {listed(names)}.")
     return tuple(names)
 
@@ -280,7 +279,7 @@ def _read_npz(path: Path, label: str) -> _Sheet:
 def _check_names(path: Path, names: list[str]) -> None:
     if "" in names:
         raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
-    if twice := _repeated(names):
+    if twice := repeated(names):
         raise BadInput(
             f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once in the header."
         )
@@ -376,10 +375,6 @@ def number(value: Any) -> float:
         return float(text) if text.isascii() and "_" not in text else np.nan
     except ValueError:
         return np.nan
-
-
-def _repeated(items: Sequence[Any]) -> Any:
-    return next((item for item, count in Counter(items).items() if count > 1), None)
 
 
 def listed(items: Sequence[str], most: int = 8) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp.cli import federation_members  # noqa: F401  (its commands)
-from silodp.cli.console import dump, say
+from silodp.cli.console import Classes, LabelColumn, dump, say
 from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_folder import last_run
@@ -95,8 +95,8 @@ def profile(
     schema: Annotated[
         Path | None, typer.Option(help="The public schema of the files, in TOML: features are then what it makes of them, people its unit.")
     ] = None,
-    label: Annotated[str, typer.Option(help="Column that holds the label.")] = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")] = None,
+    label: LabelColumn = "label",
+    classes: Classes = None,
     epsilon: Pays = None,
     delta: Delta = None,
     seed: Seed = None,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from silodp.engine.convolution import padded, patches
+from silodp.silo.answer.grids import on_grids, run, square_of
 
 GRIDS = 53
 Part = list[tuple[Tensor, Tensor]]
@@ -98,8 +99,9 @@ class Whole:
 
     verified = square
 
-    def quantise(self, scale: Tensor, sound: Tensor, clip: float, gamma: float, chunk: int) -> None:
-        self.rows.masked_fill_(~sound[:, None], 0.0).mul_((scale / gamma)[:, None]).round_()
+    def quantise(self, scale: Tensor, masked: Tensor | None, clip: float, gamma: float, chunk: int) -> None:
+        rows = self.rows if masked is None else self.rows.masked_fill_(masked[:, None], 0.0)
+        rows.mul_((scale / gamma)[:, None]).round_()
 
     def numbers(self) -> Tensor:
         return self.rows
@@ -115,40 +117,21 @@ class Factored:
         self.layer, self.terms = layer, terms
 
     def square(self) -> Tensor:
-        """An upper estimate, in float64 of float32 products."""
-        if len(self.terms) == 1 and self.layer.places == 1:
-            (a, e) = self.terms[0]
-            aa, ee = (torch.linalg.vector_norm(t, dim=(1, 2)).double().square_() for t in (a, e))
-            return ee * (aa + 1 if "bias" in self.layer.names else aa)
-        a, e = (torch.cat(factors, 1) for factors in zip(*self.with_bias(), strict=True))
-        return _squared(a.double(), e.double(), 2.0**-32)
+        return run(square_of, self.terms[0][0])(*self._factors())
 
-    def with_bias(self) -> Part:
-        """The inputs with a last one of 1, which does not differ between two points."""
-        if "bias" not in self.layer.names:
-            return self.terms
-        return [(functional.pad(a, (0, 1), value=float(at == 0)), e) for at, (a, e) in enumerate(self.terms)]
+    def _factors(self) -> tuple[list[Tensor], list[Tensor], bool]:
+        inputs, slopes = zip(*self.terms, strict=True)
+        return list(inputs), list(slopes), "bias" in self.layer.names
 
-    def quantise(self, scale: Tensor, sound: Tensor, clip: float, gamma: float, chunk: int) -> None:
+    def quantise(self, scale: Tensor, masked: Tensor | None, clip: float, gamma: float, chunk: int) -> None:
         a_bits, v_bits = bits_of(chunk * self.layer.places * len(self.terms))
         grid = math.ldexp(1.0, math.frexp(clip)[1] - v_bits)  # clip / grid <= 2^v
         self.rho = grid / math.ldexp(gamma, a_bits)
-        every = bool(sound.all())  # else some are masked: the others' numbers are the same
-        left, right = [], []
-        for at, (a, e) in enumerate(self.terms):
-            one = float(at == 0) if "bias" in self.layer.names else None
-            largest = a.abs().amax((1, 2)).double().clamp_(min=one or 0.0)  # a norm of this kind takes five times as long
-            top = torch.where(sound & (largest > 0), largest, 1.0)
-            for made, factor, more, by in ((right, a, one, 2.0**a_bits / top), (left, e, None, scale * top / grid)):
-                whole = _times(factor, by[:, None, None], more).round_()
-                if made is left:  # a number by the largest of its kind needs none: it is rounded to 2^a at most
-                    whole.clamp_(-(2.0**v_bits), 2.0**v_bits)
-                made.append(whole if every else whole.masked_fill_(~sound[:, None, None], 0.0))
-        self.a, self.v = (torch.cat(each, 1) if len(each) > 1 else each[0] for each in (right, left))
-        self.terms = []
+        self.a, self.v, square = run(on_grids, scale)(*self._factors(), scale, masked, 2.0**a_bits, 2.0**v_bits, grid)
+        self.square_of_integers, self.terms = square * self.rho**2, []
 
     def verified(self) -> Tensor:
-        return _squared(self.a, self.v) * self.rho**2
+        return self.square_of_integers
 
     def numbers(self) -> Tensor:
         return torch.cat([self.a.flatten(1), self.v.flatten(1)], 1)
@@ -158,26 +141,6 @@ class Factored:
             self.v.mul_(chosen[:, None, None])
         exact = self.v.flatten(0, 1).t() @ self.a.flatten(0, 1)
         return _named(self.layer, exact.mul_(self.rho).round_())
-
-
-def _times(factor: Tensor, by: Tensor, more: float | None) -> Tensor:
-    """The factor (m, T, f) times (m, 1, 1) in float64, with a last column of as much times `more` if there is one."""
-    width = factor.shape[2]
-    whole = torch.empty((*factor.shape[:2], width + (more is not None)), dtype=torch.float64, device=factor.device)
-    whole[..., :width] = factor  # a product into a part of a tensor of another type would take ten times as long
-    if more is not None:
-        whole[..., width:] = more
-    return whole.mul_(by)
-
-
-def _squared(a: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
-    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers are known to so much of themselves."""
-    aa, ee = (torch.linalg.vector_norm(t, dim=2).square_() for t in (a, e))
-    if a.shape[1] == 1:
-        return (aa * ee)[:, 0]
-    products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(e, e.transpose(1, 2))
-    allowed = cancelled * (a.shape[2] + e.shape[2] + a.shape[1] ** 2 + 8)
-    return products.sum((1, 2)).clamp_(min=0.0) + allowed * (aa * ee).sqrt_().sum(1).square_()
 
 
 def _named(layer: Layer, total: Tensor) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
 from silodp.silo.answer.factors import Factored, Layer, Whole, bits_of, factors_of, outputs, part_of
+from silodp.silo.answer.grids import run, scale_of, within
 from silodp.silo.answer.slots import in_threads, lengths
 from silodp.silo.answer.traces import Tracer
 
@@ -117,15 +118,15 @@ class Products:
         """
         traced = [self._traced(w, x, y) for w in points]
         parts = [part_of(*found) for found in zip(*traced, strict=True)]
-        length = torch.stack([part.square() for part in parts]).sum(0).sqrt_()
         room = (clip - 1.25 * gamma * math.sqrt(self._problem.dim)) * self._room
-        scale = torch.where(length * stretch > room, room / length, stretch)
-        sound = torch.isfinite(length) & torch.isfinite(scale)
+        scale, sound = run(scale_of, x)([part.square() for part in parts], room, stretch)
+        masked = None if bool(sound.all()) else ~sound  # of the others the numbers are the same, whether some are masked or none
         for part in parts:
-            part.quantise(torch.where(sound, scale, 0.0), sound, clip, gamma, self.chunk)
-        norm = torch.stack([part.verified() for part in parts]).sum(0)
+            part.quantise(scale, masked, clip, gamma, self.chunk)
         most = clip / gamma - math.sqrt(self._problem.dim)
-        return parts, (norm * (1 + (self._problem.dim + 2**22) * 2.0**-52) <= most * most * (1 - 2.0**-40)) & sound & (most > 0)
+        bound = most * most * (1 - 2.0**-40) if most > 0 else -1.0
+        more = 1 + (self._problem.dim + 2**22) * 2.0**-52
+        return parts, run(within, x)([part.verified() for part in parts], more, bound, sound)
 
     def sum(
         self,

@@ -17,6 +17,7 @@ is asked for in sizes that no record influences: it then fails for this data set
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
@@ -99,23 +100,36 @@ def pinned(threads: int) -> Iterator[None]:
 
 
 def in_threads(work: Callable[[int], object], items: Iterable[int], threads: int) -> None:
-    """The work for every item, by so many threads, each of which has one thread of torch and MKL: what it computes is the same with any number."""
-    if threads == 1:
-        for item in items:
+    """The work for every item, by so many threads, each of which has one thread of torch and MKL: what it computes is the same with any number.
+
+    The caller is one of them: if it only waited, a small model's first chunk would be half done elsewhere before anything else had begun.
+    """
+    left = collections.deque(items)
+
+    def drain() -> None:
+        while True:
+            try:
+                item = left.popleft()
+            except IndexError:
+                return
             work(item)
-        return
-    futures = [_pool(threads).submit(_alone, work, item) for item in items]
-    wait(futures)  # nothing of one answer is at work while the next is made, also where a chunk raises
+
+    with pinned(1):  # until all have ended: what is set of MKL holds for all threads
+        futures = [_pool(threads - 1).submit(_alone, drain) for _ in range(min(threads, len(left)) - 1)]
+        try:
+            drain()
+        finally:
+            wait(futures)  # nothing of one answer is at work while the next is made, also where a chunk raises
     for future in futures:
         future.result()
 
 
-def _alone(work: Callable[[int], object], item: int) -> object:
-    """Said before every item, for a thread's first operation in torch would otherwise give it the number of threads that the process had then:
+def _alone(work: Callable[[], None]) -> None:
+    """Said before all else, for a thread's first operation in torch would otherwise give it the number of threads that the process had then:
     to ask for the number is such an operation, and what is set after it is this thread's own."""
     torch.get_num_threads()
     torch.set_num_threads(1)
-    return work(item)
+    work()
 
 
 @functools.cache

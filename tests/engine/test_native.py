@@ -285,6 +285,22 @@ def test_normals_and_the_generator_after_them_are_numpy_s_to_the_bit():
         assert ours.bit_generator.state == numpys.bit_generator.state
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_normals_are_numpy_s_for_any_number_of_threads_also_where_a_rare_one_spans_the_middle(threads):
+    """The first four come to the middle of their first 2^14 numbers within one that takes several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for seed in (20, 43, 52, 56, *range(8)):
+            ours, numpys = np.random.default_rng(seed), np.random.default_rng(seed)
+            for count in (2**14, 1, 2**14 + 3):
+                native.standard_normals(ours, found := np.empty(count, np.float32))
+                np.testing.assert_array_equal(found.view(np.int32), numpys.standard_normal(count, np.float32).view(np.int32))
+            assert ours.bit_generator.state == numpys.bit_generator.state
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_normals_are_left_to_numpy_where_the_generator_is_another_or_ours_differ(monkeypatch):
     for made in (np.random.SFC64, np.random.PCG64DXSM, np.random.PCG64):
         ours, numpys = np.random.Generator(made(5)), np.random.Generator(made(5))

@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL | None:
     try:
         loaded = _built(found, "native" if asked in ("", "1") else asked)
         loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = [ctypes.POINTER(_Call), ctypes.c_long], ctypes.c_long
-        loaded.normals.argtypes, loaded.normals.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long], None
+        loaded.normals.argtypes, loaded.normals.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long], None
         loaded.block_bytes.argtypes, loaded.block_bytes.restype = [ctypes.POINTER(_Call)], ctypes.c_long
     except (AttributeError, OSError, RuntimeError, subprocess.CalledProcessError):  # RuntimeError: there is no home
         return None
@@ -103,7 +103,9 @@ def _built(compiler: str, architecture: str = "native") -> ctypes.CDLL:
 
 
 def standard_normals(generator: np.random.Generator, out: np.ndarray) -> None:
-    """Fills out, float32 and contiguous, with the generator's next normals: by `normals.c` a few times as fast as by NumPy, and the same."""
+    """Fills out, float32 and contiguous, with the generator's next normals: by `normals.c` a few times as fast as by NumPy, and the same for
+    any number of threads.
+    """
     made, known = library(), type(generator) is np.random.Generator and type(generator.bit_generator) is np.random.PCG64
     if made is not None and known and out.dtype == np.float32 and out.flags.carray and _are_numpys(made):
         _normals(made, generator, out)
@@ -113,7 +115,7 @@ def standard_normals(generator: np.random.Generator, out: np.ndarray) -> None:
 
 def _normals(made: ctypes.CDLL, generator: np.random.Generator, out: np.ndarray) -> None:
     with generator.bit_generator.lock:  # NumPy's own: no two threads may have the same numbers
-        made.normals(generator.bit_generator.ctypes.state_address, out.ctypes.data, out.size)
+        made.normals(generator.bit_generator.ctypes.state_address, out.ctypes.data, out.size, torch.get_num_threads())
 
 
 @functools.cache

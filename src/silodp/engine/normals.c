@@ -3,6 +3,7 @@ for each of them. Tables come from the ziggurat's definition: 256 layers of one 
 */
 #define TAIL 3.6541528853610088
 #define AREA 0.00492867323397465524494
+#define FACTOR (((unsigned __int128)2549297995355413924ULL << 64) + 4865540595714422341ULL)
 
 struct pcg { unsigned __int128 state, increment; };
 struct bits { struct pcg *pcg; int kept; uint32_t upper; }; /* numpy's pcg64_state: a step gives two numbers, and one may be left */
@@ -30,7 +31,7 @@ INLINE uint32_t next(struct bits *b, struct pcg *pcg)
         b->kept = 0;
         return b->upper;
     }
-    pcg->state = pcg->state * (((unsigned __int128)2549297995355413924ULL << 64) + 4865540595714422341ULL) + pcg->increment;
+    pcg->state = pcg->state * FACTOR + pcg->increment;
     uint64_t mixed = (uint64_t)(pcg->state >> 64) ^ (uint64_t)pcg->state;
     unsigned turn = pcg->state >> 122;
     mixed = mixed >> turn | mixed << (-turn & 63);
@@ -63,12 +64,13 @@ static __attribute__((noinline, optimize("fp-contract=off"))) float rare(struct 
     }
 }
 
-/* Fills out with the next `count` normals of the generator whose state this is, and leaves it as numpy would. */
-void normals(struct bits *state, float *out, long count)
+/* Fills out with the next `count` normals, fewer if the generator comes to the state `stop` with nothing left over; how many there are. */
+static long fill(struct bits *b, struct pcg *p, float *out, long count, const unsigned __int128 *stop)
 {
-    struct pcg pcg = *state->pcg;
-    struct bits bits = *state;
-    for (long k = 0; k < count; k++) {
+    struct pcg pcg = *p;
+    struct bits bits = *b;
+    long k = 0;
+    for (; k < count && !(stop && !bits.kept && pcg.state == *stop); k++) {
         uint32_t r = next(&bits, &pcg), sign = (r & 256) << 23, shown;
         float x = (r >> 9) * ziggurat.width[r & 255];
         memcpy(&shown, &x, 4);
@@ -76,6 +78,48 @@ void normals(struct bits *state, float *out, long count)
         memcpy(&x, &shown, 4);
         out[k] = __builtin_expect(r >> 9 < ziggurat.inside[r & 255], 1) ? x : rare(&bits, &pcg, r, x);
     }
+    *p = pcg, *b = bits;
+    return k;
+}
+
+/* The generator so many steps on: a step is an affine map, and so are two, four and eight. */
+static unsigned __int128 ahead(struct pcg pcg, long steps)
+{
+    unsigned __int128 factor = FACTOR, plus = pcg.increment;
+    for (; steps; steps >>= 1, plus *= factor + 1, factor *= factor)
+        if (steps & 1) pcg.state = pcg.state * factor + plus;
+    return pcg.state;
+}
+
+/* Fills out with the next `count` normals of the generator whose state this is, and leaves it as numpy would.
+
+Two threads take the states in two halves. How many numbers the first half makes shows only then, as a rare one takes several steps, so the second's
+are moved to where they belong; and where a rare one spans the middle, once in eighty times, they are not the next numbers, and are made again.
+*/
+void normals(struct bits *state, float *out, long count, long threads)
+{
+    struct pcg pcg = *state->pcg, beyond = pcg;
+    struct bits bits = *state, after;
+    long done = 0;
+    if (threads > 1 && count >= 1 << 14) {
+        while (bits.kept) done += fill(&bits, &pcg, out + done, 1, 0);
+        long half = (count - done) / 2, rest = count - done - half, made = 0;
+        unsigned __int128 middle = beyond.state = ahead(pcg, half / 2);
+        after = bits;
+#pragma omp parallel sections num_threads(2)
+        {
+#pragma omp section
+            made = fill(&bits, &pcg, out + done, half, &middle);
+#pragma omp section
+            fill(&after, &beyond, out + done + half, rest, 0);
+        }
+        if (!bits.kept && pcg.state == middle) {
+            memmove(out + done + made, out + done + half, rest * sizeof(float));
+            made += rest, pcg = beyond, bits = after;
+        }
+        done += made;
+    }
+    fill(&bits, &pcg, out + done, count - done, 0);
     *state->pcg = pcg;
     *state = bits;
 }

@@ -141,6 +141,15 @@ def test_each_silo_is_asked_with_its_own_noise_and_a_question_is_the_same_bytes_
     assert decode_query(silos[0].frames[0], limit=2**20)[0].query_id not in {e.query_id for e in envelopes}
 
 
+def test_the_carrier_is_told_how_long_a_reply_can_be_and_every_answer_is_within_it(three, monkeypatch):
+    channel, silos, carrier = connect(*three)
+    told, plain = [], carrier.exchange
+    monkeypatch.setattr(carrier, "exchange", lambda frames, timeout: told.append(frames.most) or plain(frames, timeout))
+    channel.ask(gradient(three[0]), range(3))
+    assert all(max(len(reply) for silo in silos for reply in silo.replies) <= most < 2**14 for most in told)
+    assert told
+
+
 def replaced(**changes):
     return lambda silo, frame, reply: replace(reply, **changes)
 

@@ -138,6 +138,12 @@ def test_a_gate_that_announces_too_much_or_hangs_up_is_left_out_at_once(tmp_path
         assert dict(Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE)) == {"a": b"ok", "c": b""}
 
 
+def test_a_reply_that_is_longer_than_the_question_allows_is_not_read(tmp_path):
+    with silos(tmp_path, {"a": framed(b"x" * 100), "b": framed(b"x" * 101)}) as (paths, _):
+        frames = Frames({name: (b"ask", b"") for name in paths}, most=100).only(paths)
+        assert dict(Exchange(paths, frames, PATIENCE)) == {"a": b"x" * 100}
+
+
 def test_the_time_in_which_a_reply_is_used_is_not_the_silos(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(many, "time", clock)

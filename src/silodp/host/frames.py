@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 class Frames(Mapping[str, bytes]):
     """Frames by silo; each is put together when it is asked for, and not held."""
 
-    def __init__(self, parts: Mapping[str, tuple[bytes, bytes]]) -> None:
-        self._parts = dict(parts)
+    def __init__(self, parts: Mapping[str, tuple[bytes, bytes]], most: int = 2**32) -> None:
+        """`most` is how long a reply to any of them can be, in bytes: whoever reads a longer one may hang up."""
+        self._parts, self.most = dict(parts), most
 
     @classmethod
     def of(cls, frames: Mapping[str, bytes]) -> Frames:
@@ -20,7 +21,7 @@ class Frames(Mapping[str, bytes]):
         return frames if isinstance(frames, cls) else cls({name: (frame, b"") for name, frame in frames.items()})
 
     @classmethod
-    def sharing(cls, frames: Iterable[tuple[str, bytes]], cut: Callable[[bytes], int]) -> Frames:
+    def sharing(cls, frames: Iterable[tuple[str, bytes]], cut: Callable[[bytes], int], most: int = 2**32) -> Frames:
         """One frame after another, of which the end from `cut` on is held once where it is that of the frame before."""
         parts, tail = dict[str, tuple[bytes, bytes]](), b""
         for name, frame in frames:
@@ -28,7 +29,7 @@ class Frames(Mapping[str, bytes]):
             if len(frame) - at != len(tail) or not frame.endswith(tail):
                 tail = frame[at:]
             parts[name] = frame[:at], tail
-        return cls(parts)
+        return cls(parts, most)
 
     def pieces(self, name: str) -> tuple[bytes, bytes]:
         """The frame's beginning, and the end that others may share."""
@@ -38,7 +39,7 @@ class Frames(Mapping[str, bytes]):
         return sum(map(len, self._parts[name]))
 
     def only(self, names: Iterable[str]) -> Frames:
-        return Frames({name: self._parts[name] for name in names})
+        return Frames({name: self._parts[name] for name in names}, self.most)
 
     @property
     def end(self) -> bytes:

@@ -212,7 +212,7 @@ class Remote:
                     self._digests[name] = _digest(frame)
                     yield name, frame
 
-        return asked, Frames.sharing(made(), numbers_at)
+        return asked, Frames.sharing(made(), numbers_at, _longest(query))
 
     def _closing(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
         self._report(report, heard)
@@ -350,9 +350,9 @@ class Remote:
 
     def _opened(self, raw: bytes, query: Query, silo: int, frame: Callable[[], bytes] = bytes) -> Answer | Sealed | str:
         """The answer in a reply; or the code of a refusal, "forged" for what the silo did not sign about this question, "value"."""
-        card, most = self._cards[silo], 8 * query.statistic.shape[-1] + box_length(0)
+        card = self._cards[silo]
         try:
-            reply = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER + most, silo_key=card.key)
+            reply = decode_reply(raw, limit=_longest(query), silo_key=card.key)
         except Refused:
             return "forged"
         if isinstance(reply, Refusal):
@@ -383,6 +383,11 @@ def combined_total(channel: Channel, query: Query, silos: Sequence[int], weights
 def maybe_charged(answers: Iterable[str], dropped: Mapping[str, str], doubted: Iterable[str] = ()) -> frozenset[str]:
     """Those who answered, those whose ledger says that it knows the question, and those of whom nobody knows whether they were asked, and charged."""
     return frozenset((*answers, *doubted, *(name for name, code in dropped.items() if code in DOUBTFUL)))
+
+
+def _longest(query: Query) -> int:
+    """Bytes of the longest reply that can answer the question."""
+    return OVERHEAD + 8 + MAX_HEADER + 8 * query.statistic.shape[-1] + box_length(0)
 
 
 def _digest(frame: bytes) -> str:

@@ -1,7 +1,7 @@
 """A frame to each of many Unix sockets and the replies as they come, in one thread and a bounded memory. Standard library only.
 
 All are asked at once. A reply is given out when it is whole, and the next one when that was taken. `ROOM` bytes of replies are held, and what one more
-needs to be whole: when they are full, only the reply that lacks least is read on, and the gates wait with the others. Each has so many seconds for that
+needs to be whole, and a copy of the one that is given out: when they are full, only the reply that lacks least is read on, and the gates wait with the others. Each has so many seconds for that
 in all, by its length, and is then hung up on, so that whoever sends slowly keeps the others no longer than that: it may be asked for again, and its gate
 has it. The time for which somebody uses a reply is not the silos', and is not counted.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from silodp.host.frames import Frames
 
 ROOM = LARGEST = 2**28
-"""Bytes of replies that are held at once, and of one reply: a longer one is not read."""
+"""Bytes of replies that are held at once, and of one reply: a longer one, or one longer than the question allows, is not read."""
 TURN, PACE, PIECE = 5.0, 2**24, 2**20
 """Seconds for which the others wait for a reply, and one more for each PACE bytes of it; the most that is read at once."""
 AGAIN = 0.01
@@ -29,7 +29,7 @@ class _Line:
     """A connection: what is still to be sent, and what has come."""
 
     def __init__(self, name: str, line: socket.socket, frames: Frames) -> None:
-        self.name, self.line = name, line
+        self.name, self.line, self._most = name, line, min(LARGEST, frames.most)
         self.out = [memoryview(piece) for piece in (frames.size(name).to_bytes(4, "big"), *frames.pieces(name)) if piece]
         self.came, self._length, self.waited_for = bytearray(), b"", 0.0
 
@@ -55,7 +55,7 @@ class _Line:
             self._length += self._received(4 - len(self._length))
             if len(self._length) < 4:
                 return False
-            if self.lacking > LARGEST:
+            if self.lacking > self._most:
                 raise OSError("size")
         if self.lacking:
             self.came += self._received(min(self.lacking, PIECE))

@@ -70,14 +70,15 @@ def _connect(line: socket.socket, path: str, deadline: float) -> None:
 
 
 def _receive(line: socket.socket, size: int, deadline: float) -> bytes:
-    received = bytearray()
-    while len(received) < size:
+    pieces, lacking = list[bytes](), size
+    while lacking > 0:
         line.settimeout(_left(deadline))
-        piece = line.recv(min(size - len(received), 2**20))
+        piece = line.recv(min(lacking, 2**20))
         if not piece:
             raise ConnectionResetError
-        received += piece
-    return bytes(received)
+        pieces.append(piece)
+        lacking -= len(piece)
+    return b"".join(pieces)
 
 
 def _left(deadline: float) -> float:

@@ -50,6 +50,7 @@ QUERY, REPLY = b"SDPQ", b"SDPR"
 MAX_HEADER = 2**13
 """Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it is parsed."""
 _DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "U8": np.dtype("u1")}
+Pieces = list[bytes | memoryview]
 _TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
 
 
@@ -74,7 +75,7 @@ class Envelope:
     @property
     def shuffle_round(self) -> str:
         """SHA-256 of the question but for the silo and its own query id: contributions to one round answer one question."""
-        return hashlib.sha256(_query_body(dataclasses.replace(self, silo="all", query_id="all"))).hexdigest()
+        return hashlib.sha256(b"".join(_query_body(dataclasses.replace(self, silo="all", query_id="all")))).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +141,7 @@ def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
     return dataclasses.replace(envelope, version=frame[4]), key, hashlib.sha256(body).hexdigest()
 
 
-def _query_body(envelope: Envelope) -> bytes:
+def _query_body(envelope: Envelope) -> Pieces:
     tensors: Tensors = {}
     mechanism = envelope.query.mechanism
     fields = {
@@ -178,14 +179,17 @@ def encode_reply(reply: Answer | Sealed | Refusal, private_key: Ed25519PrivateKe
 
 
 def decode_reply(frame: bytes, *, limit: int, silo_key: str | None = None) -> Answer | Sealed | Refusal:
-    """A silo's reply; raises Refused as `decode_query` does. With `silo_key` (hex) only a reply signed by that key is accepted."""
+    """A silo's reply; raises Refused as `decode_query` does. With `silo_key` (hex) only a reply signed by that key is accepted.
+
+    It takes the frame's length twice more at most, for the body and, until the signature holds, for what was signed; then 8 bytes for a number.
+    """
     body, key = open_frame(frame, REPLY, limit)
     if silo_key is not None and key != silo_key:
         raise Refused("signature")
     return _parsed(body, _read_reply, _reply_body)
 
 
-def _reply_body(reply: Answer | Sealed | Refusal, came: Tensors | None = None) -> bytes:
+def _reply_body(reply: Answer | Sealed | Refusal, came: Tensors | None = None) -> Pieces:
     """Packed numbers that came with the reply are not packed again: no two spellings are one integer."""
     if isinstance(reply, Refusal):
         return _body({"refused": name(reply.code)} | ({"digest": hexhash(reply.digest)} if reply.digest else {}), {})
@@ -225,14 +229,16 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
 # --- frames ---------------------------------------------------------------------------------------------------------------------
 
 
-def _body(fields: dict, tensors: dict[str, np.ndarray]) -> bytes:
+def _body(fields: dict, tensors: dict[str, np.ndarray]) -> Pieces:
+    """The body in pieces, of which the long ones are the tensors' own memory."""
     header: dict[str, Any] = {"__metadata__": {"silodp": as_json(fields)}}
     end = 0
     for key, values in sorted(tensors.items()):
         header[key] = {"data_offsets": [end, end := end + values.nbytes], "dtype": _TYPES[values.itemsize], "shape": list(values.shape)}
     text = as_json(header).encode("ascii")
     text += b" " * (-len(text) % 8)
-    return b"".join((len(text).to_bytes(8, "little"), text, *(np.ascontiguousarray(values).data for _, values in sorted(tensors.items()))))
+    numbers = (np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for _, values in sorted(tensors.items()))
+    return [len(text).to_bytes(8, "little"), text, *numbers]
 
 
 def _parsed(body: bytes, read, write) -> Any:
@@ -240,11 +246,21 @@ def _parsed(body: bytes, read, write) -> Any:
     try:
         fields, tensors = _split(body)
         value = read(fields, tensors)
-        if write(value, tensors) == body:
+        if _same(write(value, tensors), body):
             return value
     except Exception:  # bytes from outside: a parser's complaints are as many as its authors' thoughts, and none may get through
         pass
     raise Refused("malformed")
+
+
+def _same(pieces: Pieces, body: bytes) -> bool:
+    """Whether the pieces make the body, without putting them together."""
+    at = 0
+    for piece in pieces:
+        if not body.startswith(piece, at):
+            return False
+        at += len(piece)
+    return at == len(body)
 
 
 def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
@@ -257,6 +273,7 @@ def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     for key in sorted(header):
         dtype, shape = _DTYPES[header[key]["dtype"]], [integer(n) for n in header[key]["shape"]]
         end = start + math.prod(shape) * dtype.itemsize
-        tensors[key] = np.frombuffer(body[start:end], dtype).reshape(shape)  # a slice too short for the shape raises
+        part = memoryview(body)[start:end]  # bytes are read where they lie; numbers, which kernels see, in memory of their own
+        tensors[key] = np.frombuffer(part if dtype == np.uint8 else bytes(part), dtype).reshape(shape)  # one too short for the shape raises
         start = end
     return fields, tensors

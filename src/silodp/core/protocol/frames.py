@@ -8,7 +8,7 @@ anything is charged; a gate packs an answer only for a server that has asked in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,13 +24,13 @@ OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 
 
-def sign_frame(magic: bytes, version: int, body: bytes, private_key: Ed25519PrivateKey | None) -> bytes:
-    """The frame, signed where there is a key; nothing in it is encrypted."""
-    signed = magic + version.to_bytes(1)
+def sign_frame(magic: bytes, version: int, body: bytes | Sequence[bytes | memoryview], private_key: Ed25519PrivateKey | None) -> bytes:
+    """The frame of a body, or of the pieces of one, signed where there is a key; nothing in it is encrypted."""
+    signed, pieces = magic + version.to_bytes(1), (body,) if isinstance(body, bytes) else body
     key, signature = _UNSIGNED
     if private_key is not None:
-        key, signature = private_key.public_key().public_bytes_raw(), private_key.sign(signed + body)
-    return signed + key + signature + len(body).to_bytes(8, "little") + body
+        key, signature = private_key.public_key().public_bytes_raw(), private_key.sign(b"".join((signed, *pieces)))
+    return b"".join((signed, key, signature, sum(map(len, pieces)).to_bytes(8, "little"), *pieces))
 
 
 def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:

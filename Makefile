@@ -54,7 +54,8 @@ $(CORE): pyproject.toml constraints.txt  # what users have, and nothing else
 $(READY): $(CORE)
 	$(PIP) --editable '.[dev,nvflare,flower,docs,onnx,ui]'
 	@# what pip would do on one core; templates of cookiecutters among the files are no Python, hence "|| true"
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+	@# src too: where PYTHONDONTWRITEBYTECODE is set, each of the tests' processes would compile all of it again
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src >/dev/null 2>&1 || true
 	touch $@
 
 clean:

@@ -217,7 +217,7 @@ def test_a_users_own_model_trains(silodp, tmp_path):
 
 def test_an_output_folder_that_cannot_be_written_is_refused(silodp, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run")
+    refused(silodp("train", "--data", "wbcd", "--algorithm", "mb-sgd", "--out", "file/run"), "file/run")
     refused(silodp("compare", "--out", "file/run"), "file/run")
 
 

@@ -224,9 +224,10 @@ def test_where_nobody_answers_it_is_said_who_refused_and_why_each_reason_once():
         return SimpleNamespace(each=lambda: {i: SimpleNamespace(mean=Mock(side_effect=refusal)) for i, refusal in enumerate(refusals)})
 
     many = asking(Absent("", {"a": "statistic"}), Absent("", {"b": "statistic"}), Absent("", {"c": "silent"}))
-    with pytest.raises(
-        BadInput, match=r"Score \(a statistic, b statistic, c silent\)\. \(statistic\): The policy does not allow this statistic$"
-    ):
+    reason = (
+        r"Score \(a statistic, b statistic, c silent\)\. \(statistic\): The policy does not allow this statistic; the gates' logs say why"
+    )
+    with pytest.raises(BadInput, match=f"{reason}, and their policies must allow Score$"):
         score(many, W, Gaussian("score", 1.0, 0.0), **ASKED)
     with pytest.raises(BadInput, match=r"Score \(a budget\)\. \(budget\): "):
         score(asking(StopRun("", {"a": "budget"})), W, Gaussian("score", 1.0, 0.0), **ASKED)

@@ -322,7 +322,7 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
     names = {name.lower() for function in code for name in inspect.signature(function).parameters} | {n.lower() for n in vars(answerer())}
     for word in ("seed", "generator", "random", "noise", "debug", "test", "off", "disable", "private", "secure"):
         assert not any(word in name for name in names), word
-    assert set(inspect.signature(Exact).parameters) == {"problem", "records", "partition", "held_out_share"}
+    assert set(inspect.signature(Exact).parameters) == {"problem", "records", "partition", "held_out_share", "mapped"}
     with pytest.raises(BadInput, match="one silo"):
         Exact(problem(), Records.of([(np.ones((2, 5)), np.ones(2))] * 2), partition=lambda *_: np.arange(2))
 

@@ -24,11 +24,11 @@ from silodp.lab.studies.verdict_runs import COLUMNS, run, split_of
 
 SPEED = {
     ("mlp", "cuda"): 4e8,
-    ("mlp", "cpu"): 4e6,
+    ("mlp", "cpu"): 1.5e6,
     ("cnn", "cuda"): 5.2e6,
-    ("cnn", "cpu"): 2.5e4,
+    ("cnn", "cpu"): 8e3,
     ("step", "cuda"): 5e7,
-    ("step", "cpu"): 5e5,
+    ("step", "cpu"): 1.5e5,
 }
 """Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local SGD, steps of one network."""
 

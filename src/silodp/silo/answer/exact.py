@@ -312,7 +312,8 @@ class Exact:
     ) -> np.ndarray:  # fmt: skip
         """S, exactly: the integers of the chosen records, of all that are computed; vectors are made `stretch` times as long before the clip."""
 
-        drawn = np.isin(np.arange(self._n), chosen)
+        drawn = np.zeros(self._n, bool)
+        drawn[chosen] = True
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source

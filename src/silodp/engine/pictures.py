@@ -17,6 +17,7 @@ from torch import Tensor
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.engine.compiled import Compiled, compiled
+from silodp.engine.cuda import compiler, kernels
 from silodp.engine.task import Task, scales
 
 SHARED = 48 * 1024
@@ -33,7 +34,7 @@ class Pictures:
         if not point.is_cuda or point.dtype != torch.float32 or task.y.is_floating_point() or task.problem.loss is not cross_entropy:
             return False
         plain = len(task.points) == 1 and task.limits is None and task.weight.dim() == 2 and task.x.is_floating_point()
-        return plain and (model := compiled(task)) is not None and fits(model) and _compiler() is not None
+        return plain and (model := compiled(task)) is not None and fits(model) and compiler() is not None
 
     def sum(self, task: Task) -> Tensor:
         model = compiled(task)
@@ -204,11 +205,6 @@ def _bytes(model: Compiled) -> int:
     return stages + 4 * _sizes(model).gradient + 16 * sum(layer.inputs + layer.outputs for layer in model.chain)
 
 
-def _compiler() -> Any:
-    """torch's compiler for CUDA while a program runs; older ones have none, and then another engine does the work."""
-    return None if torch.version.hip else getattr(torch.cuda, "_compile_kernel", None)
-
-
 class _Kernels(NamedTuple):
     forward: Any
     backward: Any
@@ -217,6 +213,4 @@ class _Kernels(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def _kernels(sizes: Sizes) -> _Kernels:
-    source = Path(__file__).with_suffix(".cu").read_text()
-    values = "".join(f"#define {name} {value}\n" for name, value in sizes._asdict().items())
-    return _Kernels(*(_compiler()(values + source, name) for name in _Kernels._fields))
+    return _Kernels(*kernels(Path(__file__).with_suffix(".cu"), _Kernels._fields, sizes._asdict()))

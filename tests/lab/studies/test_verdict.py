@@ -44,11 +44,14 @@ def ported(trials, multiplier=0.0, drawn=FullBatch()):  # noqa: B008 -- frozen
 def test_the_plan_has_the_appendix_grids_and_the_files_batches():
     assert spaced(-9, 0, 5)[0] == pytest.approx(math.exp(-9), rel=1e-5)
     assert np.allclose(np.diff(np.log(spaced(-9, 0, 15))), 9 / 14, atol=1e-4)
-    assert rate(FIGURES["wbcd"], PRIMARY, Arm("mb-sgd")) == pytest.approx(0.4899, abs=1e-4)
-    assert rate(FIGURES["mnist-M25-R50"], PRIMARY, Arm("spider", 4)) == pytest.approx(
-        2 * rate(FIGURES["mnist-M25-R50"], PRIMARY, Arm("alternate"))
+    assert rate(FIGURES["wbcd"], PRIMARY, Arm("mb-sgd"), 3.0) == pytest.approx(0.4899, abs=1e-4)
+    assert rate(FIGURES["mnist-M25-R50"], PRIMARY, Arm("spider", 4), 3.0) == pytest.approx(
+        2 * rate(FIGURES["mnist-M25-R50"], PRIMARY, Arm("alternate"), 3.0)
     )
-    assert sampling(FIGURES["wbcd"], PRIMARY, Arm("spider", 5)) == FullBatch()
+    assert sampling(FIGURES["wbcd"], PRIMARY, Arm("spider", 5), 3.0) == FullBatch()
+    small, other = (rate(FIGURES["cifar10-R50"], CONDITIONS["small"], Arm("mb-sgd"), e) for e in (0.75, 24.0))
+    assert small == pytest.approx(math.sqrt(0.75 / 50) / 2), "the text's"
+    assert other == rate(FIGURES["cifar10-R50"], PRIMARY, Arm("mb-sgd"), 0.75)
     assert all(figure.trials >= 20 for name, figure in FIGURES.items() if not name.startswith("cifar"))
     assert [len(grid(FIGURES[f], PRIMARY, Arm("mb-sgd"))) for f in ("wbcd", "mnist-M25-R25", "cifar10-R50", "cifar10-R100")] == [
         60,
@@ -84,7 +87,7 @@ def test_sound_noise_spends_its_epsilon_and_keeps_the_texts_split(arm):
 def test_half_of_sound_noise_would_be_seen():
     """Planted: at half the noise the same accountant says more than twice the epsilon."""
     found = noise(FIGURES["wbcd"], PRIMARY, Arm("mb-sgd"), (169,), 3.0)
-    half = composed_epsilon(((sampling(FIGURES["wbcd"], PRIMARY, Arm("mb-sgd")), found["minibatch"][0] / 2, 25),), 169**-2.0)
+    half = composed_epsilon(((sampling(FIGURES["wbcd"], PRIMARY, Arm("mb-sgd"), 3.0), found["minibatch"][0] / 2, 25),), 169**-2.0)
     assert half > 6
 
 
@@ -93,7 +96,7 @@ def test_the_constants_are_those_of_the_text_and_of_the_file():
     logs = math.log(n**2)
     mean = math.sqrt(16 * logs * 25 / 2) / (epsilon * n)  # sigma_1 / L of the text, for the mean of n records
     text = noise(figure, CONDITIONS["text"], Arm("spider", 2), (n,), epsilon)
-    batch = rate(figure, CONDITIONS["text"], Arm("spider", 2)) * n
+    batch = rate(figure, CONDITIONS["text"], Arm("spider", 2), 3.0) * n
     assert text["anchor"][0] * 2 / batch == pytest.approx(mean)
     assert text["refine"][0] * 4 / batch == pytest.approx(math.sqrt(64 * 25 * logs) / (epsilon * n))
     file = noise(figure, CONDITIONS["file"], Arm("spider", 2), (n,), epsilon)
@@ -254,16 +257,17 @@ def test_shards_and_pieces_give_the_table_of_one_go(tmp_path, monkeypatch):
     assert len(lab.carry_out(late, wanted)) == len(wanted), "after its time nothing is begun, and all is listed"
 
 
-def test_picked_settings_are_those_of_least_training_loss_on_the_first_split(tmp_path, monkeypatch):
+@pytest.mark.parametrize("condition", ["full", "small"])
+def test_picked_settings_are_those_of_least_training_loss_on_the_first_split(condition, tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "spread", lambda work, cpu, gpu, tick: [work(*task) for task in (*cpu, *gpu)])
     monkeypatch.setattr("silodp.lab.studies.verdict_noise.os.cpu_count", lambda: 1)
     figures = {"wbcd": replace(WBCD, tuned_on=1, trials=3)}
     job = lab.Job(tmp_path, figures, None)
-    wanted = [u for u in lab.planned(figures, figures, ["full"], (3.0, 18.0)) if u.arm.curve == "mb-sgd"]
+    wanted = [u for u in lab.planned(figures, figures, [condition], (3.0, 18.0)) if u.arm.curve == "mb-sgd"]
     assert not lab.carry_out(job, wanted)
     tried = np.load(job.path(wanted[1]))
-    row = next(r for r in lab.collect(job, figures, ["full"], (3.0, 18.0)) if (r["epsilon"], r["output"]) == (18.0, "last"))
-    best = grid(figures["wbcd"], CONDITIONS["full"], Arm("mb-sgd"))[int(tried[:, 0, 0].argmin())]
+    row = next(r for r in lab.collect(job, figures, [condition], (3.0, 18.0)) if (r["epsilon"], r["output"]) == (18.0, "last"))
+    best = grid(figures["wbcd"], CONDITIONS[condition], Arm("mb-sgd"))[int(tried[:, 0, 0].argmin())]
     assert (row["step"], row["clip"]) == (best["step"], best["clip"])
     assert len(row["errors"]) == 3
     assert row["errors"][0] == pytest.approx(float(tried[int(tried[:, 0, 0].argmin()), 0, 1]))

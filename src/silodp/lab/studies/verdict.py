@@ -27,7 +27,7 @@ SPEED = {
     ("mlp", "cpu"): 1.5e6,
     ("cnn", "cuda"): 5.2e6,
     ("cnn", "cpu"): 8e3,
-    ("step", "cuda"): 5e7,
+    ("step", "cuda"): 1.5e8,
     ("step", "cpu"): 1.5e5,
 }
 """Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local SGD, steps of one network."""
@@ -68,7 +68,7 @@ def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, figure.records or 1238), "cifar10": (10, figure.records or 4800)}[
         figure.dataset
     ]
-    share, q = rate(figure, condition, unit.arm), unit.arm.phase
+    share, q = rate(figure, condition, unit.arm, unit.epsilons[-1]), unit.arm.phase
     passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
         0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0
     )
@@ -152,13 +152,12 @@ def tuned(
     mine = [u for u in units(name, CONDITIONS[condition], job.figures, tuple(epsilons)) if u.arm == arm]
     if not mine or any(not job.path(u).exists() for u in mine):
         return {}
-    at = mine[-1].epsilons if figure.tuned_on else mine[0].epsilons
-    if figure.tuned_on:
-        found = np.load(job.path(mine[-1]))[:, None]  # (epsilons, 1, trials, 6)
-        chosen = _picked(job, mine[-1])
-    else:
-        found = np.concatenate([np.load(job.path(u)) for u in mine], 1).reshape(len(at), len(settings), figure.trials, len(COLUMNS))
-        chosen = []
+    last = [u for u in mine if u.picked or not figure.tuned_on]
+    groups = list(dict.fromkeys(u.epsilons for u in last))
+    at = [e for some in groups for e in some]
+    parts = [np.concatenate([np.load(job.path(u)) for u in last if u.epsilons == some], 1) for some in groups]
+    found = np.concatenate(parts).reshape(len(at), -1, figure.trials, len(COLUMNS))  # of picked settings, one at each epsilon
+    chosen = [point for u in last if u.picked for point in _picked(job, u)]
     rows: dict[tuple[float, str], Trials] = {}
     for e, epsilon in enumerate(at):
         known = CONDITIONS[condition].noise == "none" or table.of(figure, CONDITIONS[condition], arm, counts, epsilon)

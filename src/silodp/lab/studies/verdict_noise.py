@@ -38,10 +38,10 @@ def settings(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, 
     return algorithm.schedule({k: v for k, v in everything.items() if k in algorithm.settings})
 
 
-def batches(figure: Figure, condition: Condition, arm: Arm, n: int) -> Sampling:
+def batches(figure: Figure, condition: Condition, arm: Arm, n: int, epsilon: float) -> Sampling:
     """What a silo of n records draws; Local SGD's steps take one record each on average."""
     if arm.curve != "local-sgd":
-        return sampling(figure, condition, arm)
+        return sampling(figure, condition, arm, epsilon)
     rate = 1 / n
     return Poisson(rate if rate * n >= 1 else math.nextafter(rate, 1))
 
@@ -58,7 +58,7 @@ def noise(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...
         return algorithm.run(fed, problem, w, step=0.1, **schedule, **mechanisms)
 
     for n in counts:
-        budget, drawn = Budget(epsilon, n**-2.0), batches(figure, condition, arm, n)
+        budget, drawn = Budget(epsilon, n**-2.0), batches(figure, condition, arm, n, epsilon)
         mechanisms = {kind: Gaussian(kind, 1.0, 1.0, drawn) for kind in algorithm.kinds}
         if condition.noise == "exact":
             plan = calibrate(run, mechanisms, [[budget]], (n,), shares=_shares(figure, arm))

@@ -83,7 +83,7 @@ class Condition:
     name: str
     said: str
     batches: str = "authors"
-    """"authors" or "full"."""
+    """"authors" (the file's), "text" (the text's, which shrink with epsilon) or "full"."""
     form: str = "each"
     noise: str = "exact"
     """"exact" (scaled until a run spends its epsilon, at the text's split between anchors and differences), "text" or "file" (the constants of the
@@ -104,6 +104,7 @@ CONDITIONS: dict[str, Condition] = {
         Condition("text", "with the constants of the paper's text", noise="text"),
         Condition("file", "with the constants of the published file", noise="file", curves=("spider",)),
         Condition("full", "on full batches", batches="full", curves=("mb-sgd", "spider", "alternate")),
+        Condition("small", "on the text's batches, which shrink with epsilon", batches="text", curves=("mb-sgd", "spider", "alternate")),
         Condition("move", "with our differences, clipped at slope x move", form="move", curves=("spider", "alternate")),
         Condition("both", "with both clippings of differences", form="both", curves=("spider", "alternate")),
         Condition("linear", "with steps evenly spaced on the linear scale", log=False, curves=("mb-sgd", "spider", "alternate")),
@@ -129,7 +130,6 @@ LEFT_OUT = (
     "CIFAR-10 with all 4,800 training records a class: about five times the time of 1,000.",
     "The file's clipping of each tensor by itself, which needs sqrt(tensors) times the noise: it is not priced as anything sound.",
     "Draws with replacement: no accountant is known for them.",
-    "The text's batches, which shrink with epsilon: the file's are run.",
 )
 """What is not run, whatever the time."""
 
@@ -157,15 +157,15 @@ def arms(figure: Figure, condition: Condition) -> list[Arm]:
     return [arm for curve in curves for arm in found.get(curve, [Arm(curve)])]
 
 
-def rate(figure: Figure, condition: Condition, arm: Arm) -> float:
+def rate(figure: Figure, condition: Condition, arm: Arm, epsilon: float) -> float:
     """The share of a silo's records in a batch."""
     if condition.batches == "full" and arm.curve != "local-sgd":
         return 1.0
-    return min(1.0, math.sqrt(CONSTANT * arm.phase / figure.rounds) / 2)
+    return min(1.0, math.sqrt((epsilon if condition.batches == "text" else CONSTANT) * arm.phase / figure.rounds) / 2)
 
 
-def sampling(figure: Figure, condition: Condition, arm: Arm) -> Sampling:
-    share = rate(figure, condition, arm)
+def sampling(figure: Figure, condition: Condition, arm: Arm, epsilon: float) -> Sampling:
+    share = rate(figure, condition, arm, epsilon)
     return FullBatch() if share == 1 else Poisson(share)
 
 
@@ -207,16 +207,18 @@ def units(
     """A figure's work under one condition, in the order in which it is best done."""
     figure = (figures or FIGURES)[name]
     at = (math.inf,) if condition.noise == "none" else epsilons
+    together = [(e,) for e in at] if condition.batches == "text" else [at]  # one unit draws its batches at one rate
     everyone = tuple(range(figure.trials))
     for arm in arms(figure, condition):
         if figure.tuned_on is None:
             size = 5 if figure.dataset == "mnist" or arm.curve == "local-sgd" else figure.trials
-            for start in range(0, figure.trials, size):
-                yield Unit(name, condition.name, arm, everyone[start : start + size], at)
+            for some, start in itertools.product(together, range(0, figure.trials, size)):
+                yield Unit(name, condition.name, arm, everyone[start : start + size], some)
         else:
             for e in at:
                 yield Unit(name, condition.name, arm, everyone[: figure.tuned_on], (e,))
-            yield Unit(name, condition.name, arm, everyone, at, picked=True)
+            for some in together:
+                yield Unit(name, condition.name, arm, everyone, some, picked=True)
 
 
 def trainings(unit: Unit, figures: dict[str, Figure] | None = None) -> int:

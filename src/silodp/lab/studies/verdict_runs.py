@@ -242,7 +242,7 @@ def _run(
             known = table.of(figure, condition, unit.arm, counts, point["epsilon"])
             for kind in kinds:
                 multipliers[kind][g] = torch.tensor([known[kind][at[n]] for n in counts])
-    drawn = batches(figure, condition, unit.arm, counts[0])
+    drawn = batches(figure, condition, unit.arm, counts[0], unit.epsilons[0])
     fed = Splits(problem, splits, trials, multipliers, drawn, figure.cohort)
     columns = {
         name: torch.tensor([[p[name]] for p in points], device=device).repeat_interleave(several, 0)

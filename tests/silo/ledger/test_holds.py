@@ -184,6 +184,18 @@ def test_one_asker_holds_no_more_than_its_share_and_number_whatever_it_calls_its
     assert hold(ledger, "later", times(50), caps=caps, now=101.0).code == "", "and what is held comes back by itself"
 
 
+def test_a_hold_that_reserves_nothing_any_more_takes_no_place_among_those_that_one_asker_may_have(tmp_path):
+    ledger, caps = make(tmp_path), Caps(holds_per_asker=2)
+    assert [hold(ledger, run, times(10), caps=caps).code for run in "ab"] == ["", ""]
+    assert charge(ledger, "a", times(9)) == ""
+    assert hold(ledger, "c", times(10), caps=caps).code == "hold-limit", "a hundredth of it is still reserved"
+    assert charge(ledger, "a") == ""
+    assert hold(ledger, "c", times(10), caps=caps).code == "", "all of it was charged, though the hold is open"
+    assert hold(ledger, "d", times(10), caps=caps).code == "hold-limit"
+    assert [open.hold.run for open in listed(ledger, 0.0)] == ["a", "b", "c"], "and the officer may still end it"
+    ledger.verify()
+
+
 def test_the_same_request_again_finds_its_hold_and_writes_nothing(tmp_path):
     ledger = make(tmp_path)
     first = hold(ledger, "a", times(60))

@@ -23,6 +23,11 @@ COVERED = 1e-12
 """What rounding may take a run's charges past its hold, as a share of the hold."""
 
 
+def remains(rest: Amounts, buckets: Amounts) -> bool:
+    """Whether what is left of these amounts is more than rounding leaves of them: a hold of which nothing remains keeps nothing from anybody."""
+    return any(amount > SLACK * buckets[bucket] for bucket, amount in rest.items())
+
+
 @dataclass(frozen=True)
 class Hold:
     """An open hold: whose, for which run, until when (seconds since 1970), and how much of each bucket."""

@@ -17,7 +17,7 @@ from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.buckets import Amounts, added
 from silodp.silo.ledger.chain import event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.ledger.holds import SLACK, Hold, Holds
+from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
 from silodp.silo.ledger.tally import Tally
 
 
@@ -90,10 +90,11 @@ def take(
             raise Refused("lapsed")
         if not all(map(math.isfinite, wanted.values())):
             return Outcome("budget", math.inf, left)
-        if not any(amount > SLACK * wanted[bucket] for bucket, amount in rest.items()):
+        if not remains(rest, wanted):
             return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
         mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
-        code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), len(mine), caps)
+        count = sum(remains(holds.reserves(known), known.buckets) for known in mine)
+        code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), count, caps)
         if not code:
             until = int(now) + caps.hold_seconds
             # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
@@ -103,12 +104,12 @@ def take(
     return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
 
 
-def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, number: int, caps: Caps) -> str:
+def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps) -> str:
     if not tally.fits(rest, slack=SLACK):
         return "budget"
     if not tally.fits(others, rest, slack=SLACK):
         return "taken"
-    return "hold-limit" if number >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share else ""
+    return "hold-limit" if count >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share else ""
 
 
 def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -34,66 +34,111 @@ def gradient_mapping(w: Tensor, gradient: Tensor, prox: Prox, step: float | Tens
     return (w - prox(w - step * gradient, step)) / step
 
 
-@dataclass(frozen=True)
-class Zero:
-    """f1 = 0: the smooth, unconstrained case."""
+class _ByCoordinate:
+    """f1(w) = l1 ||w||_1 + l2 / 2 ||w||^2 subject to low <= w_i <= high, whether or not 0 lies in between; what is None is not there.
+
+    Soft-threshold, shrink, then clip is exact: the objective separates into convex functions of one variable, and such a function falls up to its
+    minimiser and rises after it, so on an interval it is least at the minimiser clipped to that interval.
+    """
+
+    def parts(self) -> tuple[float | None, float | None, float | None, float | None]:
+        """(l1, l2, low, high)."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        for name, field in vars(self).items():
+            if name in ("strength", "l1", "l2"):
+                _check_weight(self, name)
+            elif name == "low":
+                _require(self, name, _is_number(field) and field < math.inf, "a number below infinity")
+            else:
+                low = self.parts()[2]
+                _require(self, name, _is_number(field) and field >= low and field > -math.inf, f"a number, at least low, {low}")
 
     def value(self, w: Tensor) -> Tensor:
-        return w.new_zeros(w.shape[:-1])
+        l1, l2, low, high = self.parts()
+        found, slack = w.new_zeros(w.shape[:-1]), _slack(w)
+        found = found if l1 is None else found + l1 * w.abs().sum(-1)
+        found = found if l2 is None else found + l2 / 2 * w.square().sum(-1)
+        if low is None or high is None:
+            return found
+        return found + _indicator(w, ((w >= low - slack * abs(low)) & (w <= high + slack * abs(high))).all(-1))
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return w
+        l1, l2, low, high = self.parts()
+        w = w if l1 is None else _soft_threshold(w, l1 * _factor(step, w))
+        w = w if l2 is None else w / (1 + l2 * _factor(step, w))
+        return w if low is None else w.clamp(low, high)
 
 
 @dataclass(frozen=True)
-class L1:
+class Zero(_ByCoordinate):
+    """f1 = 0: the smooth, unconstrained case."""
+
+    def parts(self) -> tuple:
+        return None, None, None, None
+
+
+@dataclass(frozen=True)
+class L1(_ByCoordinate):
     """f1(w) = strength * ||w||_1, which makes coordinates exactly zero."""
 
     strength: float
 
-    def __post_init__(self) -> None:
-        _check_weight(self, "strength")
-
-    def value(self, w: Tensor) -> Tensor:
-        return self.strength * w.abs().sum(-1)
-
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return _soft_threshold(w, self.strength * _factor(step, w))
+    def parts(self) -> tuple:
+        return self.strength, None, None, None
 
 
 @dataclass(frozen=True)
-class SquaredL2:
+class SquaredL2(_ByCoordinate):
     """f1(w) = strength / 2 * ||w||^2, weight decay."""
 
     strength: float
 
-    def __post_init__(self) -> None:
-        _check_weight(self, "strength")
-
-    def value(self, w: Tensor) -> Tensor:
-        return self.strength / 2 * w.square().sum(-1)
-
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return w / (1 + self.strength * _factor(step, w))
+    def parts(self) -> tuple:
+        return None, self.strength, None, None
 
 
 @dataclass(frozen=True)
-class ElasticNet:
+class ElasticNet(_ByCoordinate):
     """f1(w) = l1 * ||w||_1 + l2 / 2 * ||w||^2."""
 
     l1: float
     l2: float
 
-    def __post_init__(self) -> None:
-        _check_weight(self, "l1")
-        _check_weight(self, "l2")
+    def parts(self) -> tuple:
+        return self.l1, self.l2, None, None
 
-    def value(self, w: Tensor) -> Tensor:
-        return self.l1 * w.abs().sum(-1) + self.l2 / 2 * w.square().sum(-1)
 
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        step = _factor(step, w)
-        return _soft_threshold(w, self.l1 * step) / (1 + self.l2 * step)
+@dataclass(frozen=True)
+class Box(_ByCoordinate):
+    """The constraint low <= w_i <= high; either bound may be infinite."""
+
+    low: float
+    high: float
+
+    def parts(self) -> tuple:
+        return None, None, self.low, self.high
+
+
+@dataclass(frozen=True)
+class NonNegative(_ByCoordinate):
+    """The constraint w_i >= 0."""
+
+    def parts(self) -> tuple:
+        return None, None, 0.0, math.inf
+
+
+@dataclass(frozen=True)
+class L1Box(_ByCoordinate):
+    """f1(w) = strength * ||w||_1 subject to low <= w_i <= high."""
+
+    strength: float
+    low: float
+    high: float
+
+    def parts(self) -> tuple:
+        return self.strength, None, self.low, self.high
 
 
 @dataclass(frozen=True)
@@ -143,37 +188,6 @@ class L2Ball:
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
         return w * torch.where(norm > self.radius, self.radius / norm, 1.0)
-
-
-@dataclass(frozen=True)
-class Box:
-    """The constraint low <= w_i <= high; either bound may be infinite."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _check_interval(self, self.low, self.high)
-
-    def value(self, w: Tensor) -> Tensor:
-        slack = _slack(w)
-        above = w >= self.low - slack * abs(self.low)
-        below = w <= self.high + slack * abs(self.high)
-        return _indicator(w, (above & below).all(-1))
-
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return w.clamp(self.low, self.high)
-
-
-@dataclass(frozen=True)
-class NonNegative:
-    """The constraint w_i >= 0."""
-
-    def value(self, w: Tensor) -> Tensor:
-        return _indicator(w, (w >= 0).all(-1))
-
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return w.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -228,29 +242,6 @@ class NuclearNorm:
         _require(self, "shape", rows * cols == w.shape[-1], f"(rows, cols) with rows * cols = {w.shape[-1]}, the number of parameters")
         finite = w.isfinite().all(-1)
         return w.masked_fill(~finite[..., None], 0.0).reshape(*w.shape[:-1], rows, cols), finite
-
-
-@dataclass(frozen=True)
-class L1Box:
-    """f1(w) = strength * ||w||_1 subject to low <= w_i <= high, whether or not 0 lies in between.
-
-    Soft-threshold then clip is exact: the objective separates into convex functions of one variable, and such a function falls up to its
-    minimiser and rises after it, so on an interval it is least at the minimiser clipped to that interval.
-    """
-
-    strength: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _check_weight(self, "strength")
-        _check_interval(self, self.low, self.high)
-
-    def value(self, w: Tensor) -> Tensor:
-        return L1(self.strength).value(w) + Box(self.low, self.high).value(w)
-
-    def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        return _soft_threshold(w, self.strength * _factor(step, w)).clamp(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -312,36 +303,24 @@ def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
     return prox
 
 
+_OF_NUMBERS: dict[tuple[str, int], type] = {
+    ("zero", 0): Zero, ("l1", 1): L1, ("squared-l2", 1): SquaredL2, ("elastic-net", 2): ElasticNet, ("l2-ball", 1): L2Ball, ("box", 2): Box,
+    ("non-negative", 0): NonNegative, ("simplex", 0): Simplex, ("simplex", 1): Simplex, ("l1-box", 3): L1Box,
+}  # fmt: skip
+"""By a spec's first word and how many numbers follow it."""
+
+
 def _parse(words: list[str], own: Callable[[str], Prox] | None) -> Prox | None:
     match words:
-        case ["zero"]:
-            return Zero()
-        case ["l1", strength]:
-            return L1(float(strength))
-        case ["squared-l2", strength]:
-            return SquaredL2(float(strength))
-        case ["elastic-net", l1, l2]:
-            return ElasticNet(float(l1), float(l2))
         case ["group-l1", strength, *groups]:
             pairs = (group.split("-") for group in groups)
             return GroupL1(float(strength), tuple((int(start), int(stop)) for start, stop in pairs))
-        case ["l2-ball", radius]:
-            return L2Ball(float(radius))
-        case ["box", low, high]:
-            return Box(float(low), float(high))
-        case ["non-negative"]:
-            return NonNegative()
-        case ["simplex"]:
-            return Simplex()
-        case ["simplex", total]:
-            return Simplex(float(total))
         case ["nuclear-norm", strength, rows, cols]:
             return NuclearNorm(float(strength), (int(rows), int(cols)))
-        case ["l1-box", strength, low, high]:
-            return L1Box(float(strength), float(low), float(high))
         case ["part", start, stop, *inner]:
             return Part(by_name(":".join(inner), own), int(start), int(stop))
-    return None
+    kind = _OF_NUMBERS.get((words[0], len(words) - 1))
+    return kind and kind(*map(float, words[1:]))
 
 
 def _soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
@@ -374,11 +353,6 @@ def _require(prox: Prox, field: str, ok: bool, accepted: str) -> None:
 def _check_weight(prox: Prox, field: str) -> None:
     weight = getattr(prox, field)
     _require(prox, field, _is_number(weight) and 0 <= weight < math.inf, "a finite number, at least 0")
-
-
-def _check_interval(prox: Prox, low: float, high: float) -> None:
-    _require(prox, "low", _is_number(low) and low < math.inf, "a number below infinity")
-    _require(prox, "high", _is_number(high) and high >= low and high > -math.inf, f"a number, at least low, {low}")
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,24 +14,12 @@ from silodp.server.order import OUTPUTS as RULES
 
 def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> Tensor:
     """Runs the generator to its end. All three rules are post-processing of releases, so none costs privacy."""
-    check_rule(rule)
-    points = list(iterates) if rule != "last" else _last(iterates)
+    if rule not in RULES:
+        raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
+    points = list(deque(iterates, maxlen=1 if rule == "last" else None))
     if not points:
         raise BadInput("the algorithm made no step; give it at least one round")
     if rule == "random":
         return points[int(np.random.default_rng(seed).integers(len(points)))]
     tail = points[len(points) // 2 :]
     return sum(tail[1:], tail[0]) / len(tail)
-
-
-def check_rule(rule: str) -> None:
-    if rule not in RULES:
-        raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
-
-
-def _last(iterates: Iterable[Tensor]) -> list[Tensor]:
-    """The last iterate alone, without keeping the others."""
-    kept: list[Tensor] = []
-    for w in iterates:
-        kept = [w]
-    return kept

@@ -182,9 +182,6 @@ class _Together:
             raise BadInput(f"totals are of clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd")
         return self._fed.measure(query)
 
-    def everyone(self) -> _Together:
-        return _Together(self._fed.everyone(), self._why, self._totals)
-
     def cohort(self) -> _Together:
         return _Together(self._fed.cohort(), self._why, self._totals)
 

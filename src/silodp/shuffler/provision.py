@@ -42,13 +42,12 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
     Without members, who need these keys to have pseudonyms, the roster is written empty: `serve` refuses it until they are in.
     `changes` are other values for fields of the settings, such as socket_group or rounds_per_hour.
     """
+    checked = tuple(members) or ("0" * 64, "1" * 64)  # written empty, which `serve` refuses
     found: dict[str, Any] = {
-        "askers": tuple(askers), "roster": tuple(members) or ("0" * 64, "1" * 64), "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
+        "askers": tuple(askers), "roster": checked, "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
         "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "socket": "shuffler.sock", **SITE_DEFAULTS,
     }  # fmt: skip
-    settings = ShufflerSettings.of(
-        found | changes | ({} if members else {"roster": ("0" * 64, "1" * 64)})
-    )  # written empty, which `serve` refuses
+    settings = ShufflerSettings.of(found | changes)
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
     files = {

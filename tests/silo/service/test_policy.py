@@ -18,6 +18,7 @@ from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, LocalSteps
+from silodp.host.tables import of_table
 from silodp.silo.service.policy import Policy
 
 MODEL, ASKER = "ab" * 32, "cd" * 32
@@ -208,7 +209,7 @@ def test_every_code_that_the_package_refuses_with_is_in_the_table():
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
 def test_whatever_numbers_a_query_has_the_policy_raises_nothing_but_its_codes(clip, noise, count, rate):
-    policy = Policy.of(EVERYTHING)
+    policy = of_table("policy", Policy, EVERYTHING)
     for statistic in (Grad(W), LocalSteps(W, count, rate)):
         for sampling in (DisjointBatches(count, count), Poisson(rate), WithoutReplacement(rate)):
             try:

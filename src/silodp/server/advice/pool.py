@@ -62,12 +62,6 @@ class Pool:
         slope = slope * (clip / torch.maximum(norm, clip)) / len(x)
         return torch.cat([(slope @ x).flatten(1), slope.sum(2)], 1)
 
-    def everyone(self) -> Pool:
-        return self
-
-    def cohort(self) -> Pool:
-        return self
-
 
 def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:
     """Std of the mean over all silos for a clip of 1, by kind of release, of an order whose silos have Gaussian noise of their own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from silodp.core.errors import BadInput
 from silodp.core.query import Query
 from silodp.core.statistics.gram import Gram
 from silodp.host import atomic
-from silodp.server.federation import Measured, Port
+from silodp.server.federation import Measured
 
 NAME = "moments.safetensors"
 
@@ -43,17 +42,8 @@ class Keeping:
         self._bought = [(query, found)]
         return found
 
-    def mean(self, query: Query) -> Tensor:
-        return self._inner.mean(query)
-
-    def each(self) -> Mapping[int, Port]:
-        return self._inner.each()
-
-    def cohort(self) -> Port:
-        return self._inner.cohort()
-
-    def everyone(self) -> Any:
-        return self._inner.everyone()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def write(self, folder: Path) -> None:
         for query, found in self._bought:

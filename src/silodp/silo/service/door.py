@@ -242,19 +242,20 @@ class Door:
         request, asker, digest = decode_key_request(frame)
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
-        if self._masks is None:
-            raise Refused("masks")
-        return encode_offer(Offer(request.silo, digest, self._masks.offer(asker, request.run)), self._key)
+        return encode_offer(Offer(request.silo, digest, self._masker().offer(asker, request.run)), self._key)
 
     def _check_total(self, envelope: Envelope) -> None:
         """A total is refused that counts on more noise of others than the officer allows."""
         mechanism = as_total(envelope.query.mechanism)
-        if not mechanism.masked:
-            self._check_shuffle(mechanism)
-        elif self._masks is None:
-            raise Refused("masks")
+        if mechanism.masked:
+            self._masker().check(envelope, int(mechanism.sampling.batch(self._n)))
         else:
-            self._masks.check(envelope, int(mechanism.sampling.batch(self._n)))
+            self._check_shuffle(mechanism)
+
+    def _masker(self) -> Masker:
+        if self._masks is None:
+            raise Refused("masks")
+        return self._masks
 
     def _check_shuffle(self, asked: Shuffled | TotalEvent) -> None:
         if self._shuffling is None:
@@ -300,7 +301,7 @@ class Door:
 
 
 class Charges:
-    """What the ledger counts for the policy's rates: its charges, by run and by time, kept in memory and read anew when others write.
+    """What the policy's rates count by: the ledger's charges, so that a restart forgets none, kept in memory and read anew when others write.
 
     Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry is the door's own or makes it read.
     """
@@ -337,9 +338,11 @@ class Charges:
             self._seen += 1
 
     def in_run(self, run: str) -> int:
+        """Charges of this run, ever."""
         return self._count[run]
 
     def since(self, time: float) -> int:
+        """Charges with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table, secret_with
 from silodp.host.atomic import write
-from silodp.host.tables import check_number, check_text, check_whole, of_table, read_toml, table_text, toml
+from silodp.host.tables import check_number, check_text, check_whole, of_table, table_text, toml
+from silodp.silo.service.policy import own_table
 
 RUNS = 64
 """Runs of one asker that a gate remembers at once; of more the oldest are forgotten, with keys that no answer has used, and ask for a key again."""
@@ -62,12 +63,8 @@ class Masking:
     @classmethod
     def load(cls, path: str | Path) -> Masking | None:
         """The table in a policy file, or None where it has none."""
-        table = read_toml("policy", path).get("masks")
-        if table is None:
-            return None
-        if not isinstance(table, dict):
-            raise BadInput("policy: masks is no table; it must be [masks] with members, colluding and least")
-        return of_table("policy", cls, table)
+        table = own_table(path, "masks", "members, colluding and least")
+        return None if table is None else of_table("policy", cls, table)
 
     @property
     def identities(self) -> frozenset[bytes]:
@@ -113,11 +110,9 @@ class _Run:
 class Masker:
     """Masks the counts of one silo. Which tables it accepts follows from the query and the policy; what it has answered before, from neither."""
 
-    def __init__(
-        self, masking: Masking, identity: Ed25519PrivateKey, definition: str, *, random: Callable[[int], bytes] = secrets.token_bytes
-    ) -> None:
+    def __init__(self, masking: Masking, identity: Ed25519PrivateKey, definition: str) -> None:
         self.policy, self._identity, self._definition = masking, identity, definition
-        self._own, self._epoch = identity.public_key().public_bytes_raw(), random(EPOCH)
+        self._own, self._epoch = identity.public_key().public_bytes_raw(), secrets.token_bytes(EPOCH)
         self._runs: dict[tuple[str, str], _Run] = {}
         if self._own in masking.identities:
             raise BadInput("policy: members names this silo's own key; it must list the others")

@@ -24,12 +24,12 @@ takes part in a shuffle, and `Masking` from a table [masks] where it takes part 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from silodp.core import sampling as samplings
 from silodp.core import statistics
@@ -38,18 +38,21 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.extension import is_file, parse
 from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
-from silodp.core.query import Query
 from silodp.core.sampling import Sampling
 from silodp.host.site import Site
 from silodp.host.study import CODE, NAME
 from silodp.host.tables import beside, check_keys, check_number, check_text, check_texts, check_whole, of_table, read_toml
+
+if TYPE_CHECKING:
+    from silodp.core.protocol.codec import Envelope
+    from silodp.silo.service.door import Charges
 
 HOUR = 3600.0
 STATISTICS, SAMPLINGS = tuple(statistics.STATISTICS), tuple(samplings.SAMPLINGS)
 
 
 class Addressed(Protocol):
-    """Whom something is for, and the SHA-256 of the definition of the problem that it is about."""
+    """Whom something is for, and the SHA-256 of the definition of the problem that it is about: a query, or what is asked about holds and keys."""
 
     @property
     def silo(self) -> str: ...
@@ -57,28 +60,9 @@ class Addressed(Protocol):
     def model(self) -> str: ...
 
 
-class Asked(Addressed, Protocol):
-    """What a policy looks at: a query, and its address."""
-
-    @property
-    def query(self) -> Query: ...
-
-
-class Counts(Protocol):
-    """What the rate limits count by: the ledger's entries, so that a restart forgets none. A retry of a stored answer makes no entry."""
-
-    def in_run(self, run: str) -> int:
-        """Entries of this run, ever."""
-        ...
-
-    def since(self, time: float) -> int:
-        """Entries with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""
-        ...
-
-
 @dataclass(frozen=True)
 class Policy:
-    """The limits within which a silo answers. Made by `load` or `of`, which say in a sentence what is wrong with a file."""
+    """The limits within which a silo answers. Made by `load`, which says in a sentence what is wrong with a file."""
 
     silo: str
     epsilon: float
@@ -146,11 +130,7 @@ class Policy:
     @classmethod
     def load(cls, path: str | Path) -> Policy:
         """The policy in a TOML file, whose tables [daemon], [shuffle] and [masks] are not its own; BadInput names the field that cannot be used."""
-        return cls.of({name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle", "masks")})
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Policy:
-        """The policy in a table with every field and no other."""
+        table = {name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle", "masks")}
         return of_table("policy", cls, table)
 
     @property
@@ -162,7 +142,7 @@ class Policy:
         names = dict(zip(self.askers, self.asker_names, strict=False))
         return names.get(asker, asker[:8])
 
-    def check(self, envelope: Asked, asker: str, *, n: int, now: float) -> None:
+    def check(self, envelope: Envelope, asker: str, *, n: int, now: float) -> None:
         """Raises Refused unless this asker may ask this query of n records (n is public) at this time, in seconds since 1970.
 
         A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that did not move asks it).
@@ -219,7 +199,7 @@ class Policy:
         if quotes >= self.queries_per_hour:
             raise Refused("rate")
 
-    def check_rate(self, run: str, *, now: float, counts: Counts) -> None:
+    def check_rate(self, run: str, *, now: float, counts: Charges) -> None:
         """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""
         if counts.in_run(run) >= self.queries_per_run:
             raise Refused("run-limit")
@@ -252,12 +232,8 @@ class Shuffling:
     @classmethod
     def load(cls, path: str | Path) -> Shuffling | None:
         """The table in a policy file, or None where it has none; the pseudonym's path is taken from the file's own folder."""
-        table = read_toml("policy", path).get("shuffle")
-        if table is None:
-            return None
-        if not isinstance(table, dict):
-            raise BadInput("policy: shuffle is no table; it must be [shuffle] with shuffler, pseudonym, contributions and colluding")
-        return beside(path, of_table("policy", cls, table), ["pseudonym"])
+        table = own_table(path, "shuffle", "shuffler, pseudonym, contributions and colluding")
+        return None if table is None else beside(path, of_table("policy", cls, table), ["pseudonym"])
 
     def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
@@ -316,6 +292,14 @@ class Place(Site):
     def code(self) -> dict[str, tuple[str, str]]:
         """Of model, loss, prox and map of features those that are FILE.py:NAME: the file, and the SHA-256 that the policy approves."""
         return {what: (parse(text)[0], getattr(self, f"{what}_sha256")) for what in CODE if is_file(text := getattr(self, what))}
+
+
+def own_table(path: str | Path, name: str, wanted: str) -> dict[str, Any] | None:
+    """The table of this name in a policy file, or None where it has none."""
+    table = read_toml("policy", path).get(name)
+    if table is not None and not isinstance(table, dict):
+        raise BadInput(f"policy: {name} is no table; it must be [{name}] with {wanted}")
+    return table
 
 
 _text = partial(check_text, "policy")

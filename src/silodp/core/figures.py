@@ -46,9 +46,9 @@ WHY = (
 )
 
 
-def too_noisy(low: float, high: float, noise: float, top: float) -> bool:
-    """Whether a figure between 0 and `top` is drowned by the noise of its release."""
-    return not (high - low <= WIDEST * top and noise <= WIDEST * top)
+def too_noisy(low: float, high: float, noise: float) -> bool:
+    """Whether a share of what a figure can be is drowned by the noise of its release."""
+    return not (high - low <= WIDEST and noise <= WIDEST)
 
 
 ALONE = {"masks": "if all other silos collude with the server", "shuffle": "against the shuffler itself"}

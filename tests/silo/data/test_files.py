@@ -111,8 +111,6 @@ def test_names_fall_back_to_paths_where_stems_repeat(tmp_path):
     (tmp_path / "b").mkdir()
     paths = [write(tmp_path / "data.csv"), write(tmp_path / "b" / "data.csv")]
     assert load_silos(paths, "diagnosis", classes=CLASSES).names == tuple(map(str, paths))
-    assert load_silos(paths, "diagnosis", classes=CLASSES, names=["n", "s"]).names == ("n", "s")
-    assert "2 files need 2 different silo names" in refusal(*paths, names=["n"])
     assert "given twice" in refusal(paths[0], paths[0])
 
 

@@ -1,18 +1,18 @@
 """ISRL-DP accelerated MB-SGD for convex losses (Lowy & Razaviyayn 2023): Nesterov's steps, each on records that no other round touches."""
 
-from collections.abc import Iterator
-from typing import Annotated
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches
-from silodp.core.statistics import Grad
-from silodp.server.algorithms.signature import Setting
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import (
+    Annotated,
+    DisjointBatches,
+    Gaussian,
+    Grad,
+    Iterator,
+    Number,
+    Port,
+    Problem,
+    Query,
+    Setting,
+    Tensor,
+)
 
 Strong = Annotated[
     float, Setting(least=0, finite=True, help="Of accelerated: how strongly convex the loss is known to be (mu); 0: convex.")

@@ -1,16 +1,8 @@
 """Adam on the releases of MB-SGD: both moments are made of releases on the server, so they cost no privacy."""
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor
 
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def adam(

@@ -1,19 +1,9 @@
 """DIFF2-GD (Murata & Suzuki 2023) where each silo adds its own noise: SPIDER whose differences are clipped by the move of w alone."""
 
 import math
-from collections.abc import Iterator
-from typing import Annotated
 
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
 from silodp.server.algorithms.difference import ask_difference
-from silodp.server.algorithms.signature import Setting
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Annotated, Gaussian, Grad, Iterator, Number, Port, Problem, Query, Setting, Tensor
 
 FINITE = Setting(finite=True, because="diff2 has no other bound on a difference; give a finite slope, or use spider")
 

@@ -1,21 +1,13 @@
 """DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) where each silo adds its own noise: several steps between two global differences."""
 
 import math
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated
 
 import torch
-from torch import Tensor
 
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
 from silodp.server.algorithms.diff2 import FINITE
 from silodp.server.algorithms.difference import ask_difference
-from silodp.server.federation import Absent, Port
+from silodp.server.algorithms.language import Absent, Annotated, Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def diff2_local(

@@ -1,16 +1,9 @@
 """Difference clipping: the sensitivity of a gradient difference follows the public move of w, with no assumption on the loss."""
 
-from typing import Annotated
-
 import torch
-from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.query import Query
-from silodp.core.statistics import ClippedDiff, GradDiff
-from silodp.server.algorithms.signature import Setting
+from silodp.server.algorithms.language import Annotated, ClippedDiff, Gaussian, GradDiff, Number, Query, Setting, Tensor
 
 FORMS = ("move", "each", "both")
 Form = Annotated[

@@ -1,15 +1,6 @@
 """DiSK (Zhang et al. 2024): MB-SGD whose gradients pass a Kalman filter on the server, which takes out a part of their noise."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def disk(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, kappa: Number, minibatch: Gaussian) -> Iterator[Tensor]:

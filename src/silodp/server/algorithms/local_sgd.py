@@ -1,15 +1,6 @@
 """ISRL-DP Local SGD (FedAvg with noisy local steps), the paper's second baseline."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import LocalSteps
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Iterator, LocalSteps, Number, Port, Problem, Query, Tensor
 
 
 def local_sgd(

@@ -1,17 +1,6 @@
 """ISRL-DP localized accelerated MB-SGD for convex losses of unlike silos (Gao, Lowy, Zhou & Wright 2024): stages that are held ever closer."""
 
-from collections.abc import Iterator
-from typing import Annotated
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
-from silodp.server.algorithms.signature import Setting
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Annotated, Gaussian, Grad, Iterator, Number, Port, Problem, Query, Setting, Tensor
 
 Stages = Annotated[int, Setting(least=1, help="Of localized: stages, each of half as many rounds as the one before.")]
 Pull = Annotated[float, Setting(least=0, finite=True, help="Of localized: lambda, the strength of the first stage's pull to its start.")]

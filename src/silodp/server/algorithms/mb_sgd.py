@@ -1,14 +1,7 @@
 """ISRL-DP MB-SGD, the paper's first baseline (Lowy & Razaviyayn 2021): Prox-SGD whose every round asks all records or a fresh batch."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
+from silodp.server.algorithms.language import Gaussian, Iterator, Number, Port, Problem, Tensor
 from silodp.server.algorithms.prox_sgd import prox_sgd
-from silodp.server.federation import Port
 
 
 def mb_sgd(fed: Port, problem: Problem, w: Tensor, *, rounds: int, step: Number, minibatch: Gaussian) -> Iterator[Tensor]:

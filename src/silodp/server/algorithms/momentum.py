@@ -1,15 +1,6 @@
 """Heavy-ball momentum on the releases of MB-SGD: the server only remembers its last move, so it costs no privacy."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def heavy_ball(

@@ -1,17 +1,7 @@
 """One question instead of many: private sums of all products of features and label, and everything else on the server (Wang 2018, AdaSSP)."""
 
-from collections.abc import Iterator
-from typing import Annotated
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.server.algorithms.signature import Setting
+from silodp.server.algorithms.language import Annotated, Gaussian, Iterator, Number, Port, Problem, Query, Setting, Tensor
 from silodp.server.estimates.linear import question, solution
-from silodp.server.federation import Port
 
 Cap = Annotated[
     float, Setting(above=0, finite=True, help="Of a number that is predicted without a schema: the public size beyond which it is cut.")

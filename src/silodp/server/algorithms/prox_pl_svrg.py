@@ -1,15 +1,9 @@
 """ISRL-DP FedProx-PL-SVRG (the paper's algorithm 2): SVRG with restarts, for losses that satisfy the proximal-PL inequality."""
 
-from collections.abc import Iterator
-
 import numpy as np
-from torch import Tensor
 
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
+from silodp.server.algorithms.language import Gaussian, Iterator, Number, Port, Problem, Tensor
 from silodp.server.algorithms.prox_svrg import prox_svrg
-from silodp.server.federation import Port
 
 
 def prox_pl_svrg(

@@ -1,17 +1,6 @@
 """ISRL-DP Noisy Prox-SGD (the paper's algorithm "LDP Prox"): a noisy minibatch gradient, then a proximal step."""
 
-from collections.abc import Iterator
-from typing import Annotated
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches
-from silodp.core.statistics import Grad
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Annotated, DisjointBatches, Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def prox_sgd(

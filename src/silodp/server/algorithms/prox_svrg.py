@@ -1,16 +1,7 @@
 """ISRL-DP FedProx-SVRG (the paper's algorithm 1), with the cohort of an epoch fixed and differences taken to the anchor's own point."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
 from silodp.server.algorithms.difference import ask_difference
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def prox_svrg(

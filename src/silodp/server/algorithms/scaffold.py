@@ -1,17 +1,10 @@
 """ISRL-DP SCAFFOLD (DP-SCAFFOLD, Noble et al. 2022): local steps corrected by control variates that the server keeps, all of them public."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import SteeredSteps
-from silodp.server.federation import Absent, Port
+from silodp.server.algorithms.language import Absent, Gaussian, Iterator, Number, Port, Problem, Query, SteeredSteps, Tensor
 
 
 def scaffold(

@@ -1,16 +1,7 @@
 """ISRL-DP Fed-SPIDER, the paper's alternate implementation: a fresh gradient and one difference in every round."""
 
-from collections.abc import Iterator
-
-from torch import Tensor
-
-from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
-from silodp.core.problem.problem import Problem
-from silodp.core.query import Query
-from silodp.core.statistics import Grad
 from silodp.server.algorithms.difference import Form, ask_difference
-from silodp.server.federation import Port
+from silodp.server.algorithms.language import Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
 
 
 def spider_alternate(

@@ -110,7 +110,7 @@ def reliability(negative: np.ndarray, positive: np.ndarray, ends: np.ndarray, no
     if found and start < len(ends) - 1:
         first = int(np.searchsorted(ends, found[-1].risk_low))
         found[-1] = _bin(negative[first:], positive[first:], (ends[first], ends[-1]), noise, n)
-    return [row for row in found if not too_noisy(row.low, row.high, 0.0, 1.0)]
+    return [row for row in found if not too_noisy(row.low, row.high, 0.0)]
 
 
 def _bin(negative: np.ndarray, positive: np.ndarray, risks: tuple[float, float], noise: float, n: int) -> Bin:

@@ -118,4 +118,4 @@ def share(right: float, wrong: float, noise: float, n: int) -> Figure:
     high = min(float(max(inside.max(initial=0), value) + theta[1]), 1.0)
     error = noise * math.hypot(1 - value, value) / count
     inner = (n * count * value + 0.5) / (n * count + 1)  # none or all of a group is no proof of 0 or 1
-    return Figure(value, error, math.sqrt(inner * (1 - inner) / (n * count)), low, high, too_noisy(low, high, error, 1.0))
+    return Figure(value, error, math.sqrt(inner * (1 - inner) / (n * count)), low, high, too_noisy(low, high, error))

@@ -83,14 +83,14 @@ def of_bought(found: Bought) -> Coefficients:
     return made
 
 
-def coverage(found: Bought, repeats: int = REPEATS, seed: int = 0) -> Tensor:
+def coverage(found: Bought, repeats: int = REPEATS) -> Tensor:
     """(1 + F,): the share of intervals that hold the estimate when sampling and noise are repeated around it.
 
     Records are drawn as normal ones with the moments that were bought, their negative eigenvalues left out; of many, MOST, whose sampling
     error is scaled down to that of all.
     """
     made, gram = of_bought(found), found.gram
-    random, full = torch.Generator().manual_seed(seed), gram.matrix(found.mean)[0]
+    random, full = torch.Generator().manual_seed(0), gram.matrix(found.mean)[0]
     size, n = gram.size - 1, max(gram.size + 1, round(float(found.records)))
     weight, theta = full[0, 0].clamp_min(1e-6), made.value[0]
     mean = full[1:size, 0] / weight

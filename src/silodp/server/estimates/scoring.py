@@ -177,7 +177,7 @@ def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
     inner = (n * share + 0.5) / (n + 1)  # none or all of n records are no proof of 0 or 1
     spread = math.sqrt(inner * (1 - inner) / n)
     low, high = (min(max(value + s * Z * noise, 0.0), 1.0) for s in (-1, 1))
-    return Figure(top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise, 1.0))
+    return Figure(top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise))
 
 
 def _larger(shares: np.ndarray, noise: float, n: int) -> Figure:
@@ -210,7 +210,7 @@ def mean_recall(wrong: np.ndarray, right: np.ndarray, noise: float, n: int) -> F
     inner = (n * count * recall + 0.5) / (n * count + 1)
     sampling = math.sqrt(float((inner * (1 - inner) / (n * count)).sum())) / len(count)
     low, high = (min(max(value + s * Z * error, 0.0), 1.0) for s in (-1, 1))
-    return Figure(value, error, sampling, low, high, too_noisy(low, high, error, 1.0))
+    return Figure(value, error, sampling, low, high, too_noisy(low, high, error))
 
 
 # --- AUC from a noisy histogram -----------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     low, high = max(float(low), 0.0), min(float(high), 1.0)
     if min(total_p, total_n) < 2 * noise * math.sqrt(bins):  # a class that may not be there at all has no order
         return Figure(value, error, math.inf, 0.0, 1.0, True)
-    return Figure(value, error, _hanley(value, n * total_p, n * total_n), low, high, too_noisy(low, high, error, 1.0))
+    return Figure(value, error, _hanley(value, n * total_p, n * total_n), low, high, too_noisy(low, high, error))
 
 
 def _hanley(a: float, positives: float, negatives: float) -> float:

@@ -145,18 +145,13 @@ def _shape(path: Path, form: Form) -> list[Finding]:
     header(path, form)  # says what is wrong with it
     if form.encoding != "utf-8":
         return []
-    if bad := next((k for k, line in enumerate(path.read_bytes().splitlines(), 1) if not _utf8(line)), None):
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad = len((error.object[: error.start] + b"?").splitlines())
         said = "save it again as 'CSV UTF-8', or say so in the schema: encoding = \"latin-1\""
         return [Finding(True, f"{path} is not UTF-8 text; {said} (the first line that is not is {bad}).")]
     return []
-
-
-def _utf8(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _told(check: Callable[..., object], *arguments: object) -> Finding | None:
@@ -195,7 +190,7 @@ def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
         rows = [] if allowed else [k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))]
         if rows and (np.isnan(value) or len(rows) > 1) and (column.type != "boolean" or np.isnan(value)):
             return Finding(True, f"{path}, column {column.name!r}, {_rows(rows)}: {code!r} seems to stand for a missing value; list it in the schema, "
-                           f"missing_codes = [{_quoted(code)}], and say what a missing value becomes, or mend the cells.")  # fmt: skip
+                           f"missing_codes = [\"{code}\"], and say what a missing value becomes, or mend the cells.")  # fmt: skip
     return None
 
 
@@ -267,7 +262,3 @@ def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Fin
 
 def _rows(rows: Sequence[int]) -> str:
     return f"row {rows[0] + 1}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
-
-
-def _quoted(code: str) -> str:
-    return f'"{code}"'

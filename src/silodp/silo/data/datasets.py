@@ -12,7 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -165,22 +165,16 @@ def _pca(pixels: np.ndarray) -> np.ndarray:
     return ((pixels @ axes - mean @ axes) / np.sqrt(moments.trace() / len(mean) - mean.mean() ** 2)).astype(np.float32)
 
 
-def _cifar10(trial: int, data_dir: Path | None) -> Split:
-    """N = 10: one silo for each class; all 60,000 images, as the paper splits each silo's data itself; channels standardised."""
+def _cifar10(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
+    """N = 10: one silo for each class; all 60,000 images, as the paper splits each silo's data itself; channels standardised, unless as pixels."""
     labels, images = (np.concatenate(part) for part in zip(*_cifar_batches(data_dir), strict=True))
+    silos = [(name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)]
+    if pixels:
+        return _split(silos, trial, 10, _signed)
     mean = images.sum((0, 2, 3), dtype=np.int64) / images[:, 0].size
     square = np.array([np.square(images[:, c], dtype=np.uint16).sum(dtype=np.int64) for c in range(3)]) / images[:, 0].size
     centre, rate = (v.astype(np.float32)[:, None, None] for v in (mean, 1 / np.sqrt(square - mean**2)))
-    return _split(_by_class(labels, images), trial, 10, lambda x: (x - centre) * rate)  # image bytes grow fourfold only here
-
-
-def _cifar10_pixels(trial: int, data_dir: Path | None) -> Split:
-    labels, images = (np.concatenate(part) for part in zip(*_cifar_batches(data_dir), strict=True))
-    return _split(_by_class(labels, images), trial, 10, _signed)
-
-
-def _by_class(labels: np.ndarray, images: np.ndarray) -> list[Silo]:
-    return [(name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)]
+    return _split(silos, trial, 10, lambda x: (x - centre) * rate)  # image bytes grow fourfold only here
 
 
 def _idx_pair(data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
@@ -285,6 +279,6 @@ _ALL = (
     Dataset("wbcd", "Wisconsin breast cancer: malignant or benign, one silo for each", 569, 2, True, _HERE, _wbcd),
     Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits, _digit_pixels),
     Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist, _mnist_pixels),
-    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, _cifar10_pixels),
+    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, partial(_cifar10, pixels=True)),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

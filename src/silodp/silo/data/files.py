@@ -46,9 +46,7 @@ class _Sheet:
     shape: tuple[int, ...] | None = None  # of one record, where the features are one array rather than columns
 
 
-def load_silos(
-    paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, names: Sequence[str] | None = None, holes: bool = False
-) -> Loaded:
+def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, holes: bool = False) -> Loaded:
     """Read one file per silo; afterwards every x is finite, with the first file's columns in their order, and every label is a class.
 
     Refuses a file whose first line is most likely a record: the names of its columns would be printed and published as features.
@@ -57,7 +55,7 @@ def load_silos(
     With `holes` a feature's missing value is NaN; otherwise it is refused.
     """
     paths = [Path(path) for path in paths]
-    names = silo_names(paths, names)
+    names = silo_names(paths)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
     records, cells, order, first = [], [], [], {}
@@ -84,18 +82,14 @@ def load_silos(
     return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells)
 
 
-def silo_names(paths: Sequence[Path], names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """A different name for each silo's file: as given, or the files' own."""
+def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """A different name for each silo: its file's own, or the whole path where two files are called the same."""
     if not paths:
         raise BadInput("no files are given; each silo needs one.")
     if twice := repeated([path.resolve() for path in paths]):
         raise BadInput(f"{twice} is given twice; each silo needs its own file.")
-    if names is None:
-        stems = tuple(path.stem for path in paths)
-        return tuple(map(str, paths)) if repeated(stems) else stems
-    if len(names) != len(paths) or repeated(names):
-        raise BadInput(f"{len(paths)} files need {len(paths)} different silo names, but the names are {listed(names)}.")
-    return tuple(names)
+    stems = tuple(path.stem for path in paths)
+    return tuple(map(str, paths)) if repeated(stems) else stems
 
 
 def read_cells(path: Path, form: Form = PLAIN) -> dict[str, np.ndarray]:
@@ -377,10 +371,10 @@ def number(value: Any) -> float:
         return np.nan
 
 
-def listed(items: Sequence[str], most: int = 8) -> str:
-    return _joined(list(map(repr, items)), most)
+def listed(items: Sequence[str]) -> str:
+    return _joined(list(map(repr, items)))
 
 
-def _joined(items: Sequence[str], most: int = 8) -> str:
-    text = ", ".join(items[:most])
-    return text if len(items) <= most else f"{text} and {len(items) - most} more"
+def _joined(items: Sequence[str]) -> str:
+    text = ", ".join(items[:8])
+    return text if len(items) <= 8 else f"{text} and {len(items) - 8} more"

@@ -12,6 +12,7 @@ No price is lowered for the split: what the two parts are asked is charged to on
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -48,8 +49,5 @@ def _places(n: int, key: str) -> np.ndarray:
 
 
 def _padded(part: list, like: Records) -> Records:
-    made = Records.of([(x, y) for x, y, _ in part], like.names)
-    if like.missing is None:
-        return made
-    missing = torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
-    return Records(made.x, made.y, made.counts, made.names, missing)
+    missing = None if like.missing is None else torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
+    return replace(Records.of([(x, y) for x, y, _ in part], like.names), missing=missing)

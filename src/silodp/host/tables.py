@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, require
 
 T = TypeVar("T")
 KEY = "Ed25519 public keys of 64 lower-case hexadecimal digits"
@@ -53,8 +53,7 @@ def check_text(kind: str, name: str, value: object, pattern: str, wanted: str) -
 
 
 def check_texts(kind: str, name: str, value: object) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-        raise BadInput(f"{kind}: {name} is {value!r}; it must be a list of texts")
+    require(isinstance(value, tuple) and all(isinstance(item, str) for item in value), f"{kind}: {name}", value, "a list of texts")
 
 
 def check_keys(kind: str, name: str, value: object, least: int = 1) -> None:
@@ -65,13 +64,12 @@ def check_keys(kind: str, name: str, value: object, least: int = 1) -> None:
 
 
 def check_whole(kind: str, name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise BadInput(f"{kind}: {name} is {value!r}; it must be an integer from {least} to {most}")
+    require(type(value) is int and least <= value <= most, f"{kind}: {name}", value, f"an integer from {least} to {most}")
 
 
 def check_number(kind: str, name: str, value: object, *, above: float, below: float = 1e300) -> None:
-    if type(value) not in (int, float) or not above < value < below:  # type: ignore[operator]
-        raise BadInput(f"{kind}: {name} is {value!r}; it must be a number above {above:g} and below {below:g}")
+    inside = type(value) in (int, float) and above < value < below  # type: ignore[operator]
+    require(inside, f"{kind}: {name}", value, f"a number above {above:g} and below {below:g}")
 
 
 # --- writing a table ------------------------------------------------------------------------------------------------------------

@@ -52,9 +52,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, require
 from silodp.core.problem.person import COMBINE, MOST, ROWS, Person
 from silodp.core.problem.task import KINDS, Task
 
@@ -75,8 +76,7 @@ class Form:
         allowed = {"separator": (",", ";", "\t", "|"), "decimal": (".", ","), "encoding": ("utf-8", "latin-1", "windows-1252", "utf-16")}
         given = {name: table[name] for name in allowed if name in table}
         for name, value in given.items():
-            if value not in allowed[name]:
-                raise BadInput(f"{source}: {name} is {value!r}; it must be one of {', '.join(map(repr, allowed[name]))}")
+            require(value in allowed[name], f"{source}: {name}", value, f"one of {', '.join(map(repr, allowed[name]))}")
         made = cls(**given)
         if made.separator == made.decimal:
             raise BadInput(f"{source}: separator and decimal are both {made.decimal!r}; a file with decimal commas has another separator")
@@ -255,10 +255,9 @@ def _person(source: str, table: Mapping[str, Any]) -> Person | None:
             f"{source}: person is {table['person']!r}, but images have no columns; leave it out, and keep one image of each person"
         )
     column, rows, combine = _text(source, "person", table["person"]), table.get("rows_per_person", ROWS), table.get("combine", "mean")
-    if type(rows) is not int or not 1 <= rows <= MOST:
-        raise BadInput(f"{source}: rows_per_person is {rows!r}; it must be an integer from 1 to {MOST}, known without a look at the data")
-    if combine not in COMBINE:
-        raise BadInput(f"{source}: combine is {combine!r}; it must be one of {', '.join(COMBINE)}")
+    whole = type(rows) is int and 1 <= rows <= MOST
+    require(whole, f"{source}: rows_per_person", rows, f"an integer from 1 to {MOST}, known without a look at the data")
+    require(combine in COMBINE, f"{source}: combine", combine, f"one of {', '.join(COMBINE)}")
     return Person(column, rows, combine)
 
 
@@ -269,28 +268,25 @@ def _columns(source: str, tables: Any) -> tuple[Column, ...]:
 
 
 def _column(source: str, name: str, table: Any) -> Column:
-    kind = table.get("type") if isinstance(table, dict) else None
-    if kind not in TYPES:
-        raise BadInput(f"{source}: type is {kind!r}; it must be one of {', '.join(TYPES)}")
+    kind: Any = table.get("type") if isinstance(table, dict) else None
+    require(kind in TYPES, f"{source}: type", kind, f"one of {', '.join(TYPES)}")
     missing, indicator = table.get("missing"), table.get("indicator", False)
     missing = None if missing == "refuse" else missing
-    if not isinstance(indicator, bool) or (indicator and missing is None):
-        raise BadInput(f"{source}: indicator is {indicator!r}; it must be true or false, and true only with a value for missing")
+    told = isinstance(indicator, bool) and not (indicator and missing is None)
+    require(told, f"{source}: indicator", indicator, "true or false, and true only with a value for missing")
     if kind == "number":
         _known(source, table, ("type", "range", "missing", "indicator"))
         low, high = _range(source, table.get("range"))
-        if missing is not None and not (_is_number(missing) and low <= missing <= high):
-            raise BadInput(f'{source}: missing is {missing!r}; it must be a number within the range, or "refuse"')
+        within = missing is None or (_is_number(missing) and low <= missing <= high)
+        require(within, f"{source}: missing", missing, 'a number within the range, or "refuse"')
         return Column(name, kind, range=(low, high), missing=missing if missing is None else float(missing), indicator=indicator)
     if kind == "boolean":
         _known(source, table, ("type", "missing", "indicator"))
-        if missing is not None and not isinstance(missing, bool):
-            raise BadInput(f'{source}: missing is {missing!r}; it must be true, false or "refuse"')
+        require(missing is None or isinstance(missing, bool), f"{source}: missing", missing, 'true, false or "refuse"')
         return Column(name, kind, missing=missing, indicator=indicator)
     _known(source, table, ("type", "categories", "missing"))
     categories = _texts(source, "categories", table.get("categories"), least=1)
-    if missing not in (None, OWN):
-        raise BadInput(f'{source}: missing is {missing!r}; it must be "own" or "refuse"')
+    require(missing in (None, OWN), f"{source}: missing", missing, '"own" or "refuse"')
     return Column(name, kind, categories=categories, missing=missing)
 
 
@@ -300,23 +296,21 @@ def _images(source: str, table: Any) -> Images:
         raise BadInput(f"{source} must be a table with height, width, channels and resize")
     _known(source, table, ("height", "width", "channels", "resize"))
     for name in ("height", "width"):
-        if type(value := table.get(name)) is not int or not 1 <= value <= 1024:
-            raise BadInput(f"{source}: {name} is {value!r}; it must be an integer from 1 to 1024")
-    if table.get("channels") not in (1, 3):
-        raise BadInput(f"{source}: channels is {table.get('channels')!r}; it must be 1 (grey) or 3 (colour)")
-    if not isinstance(table.get("resize"), bool):
-        raise BadInput(f"{source}: resize is {table.get('resize')!r}; it must be true, or false to refuse an image of another size")
-    return Images(table["height"], table["width"], table["channels"], table["resize"])
+        value = table.get(name)
+        require(type(value) is int and 1 <= value <= 1024, f"{source}: {name}", value, "an integer from 1 to 1024")
+    channels, resize = table.get("channels"), table.get("resize")
+    require(channels in (1, 3), f"{source}: channels", channels, "1 (grey) or 3 (colour)")
+    require(isinstance(resize, bool), f"{source}: resize", resize, "true, or false to refuse an image of another size")
+    return Images(**table)
 
 
 def _label(source: str, table: Any, images: bool) -> Label:
     if not isinstance(table, dict):
         raise BadInput(f"{source} has no table [label]; it says what is predicted")
     source = f"{source}, [label]"
-    task = table.get("task")
-    if task not in KINDS or (images and task not in ("binary", "multiclass")):
-        kinds = KINDS[:2] if images else KINDS
-        raise BadInput(f"{source}: task is {task!r}; it must be one of {', '.join(kinds)}")
+    task: Any = table.get("task")
+    kinds = KINDS[:2] if images else KINDS
+    require(task in kinds, f"{source}: task", task, f"one of {', '.join(kinds)}")
     fields = {
         "survival": ("time", "event", "edges"),
         "regression": ("column", "range", "huber"),
@@ -326,28 +320,19 @@ def _label(source: str, table: Any, images: bool) -> Label:
     _known(source, table, ("task", *(field for field in fields if not (images and field == "column"))))
     columns = () if images else tuple(_text(source, name, table.get(name)) for name in fields if name in ("time", "event", "column"))
     if task == "survival":
-        edges = table.get("edges")
-        if (
-            not isinstance(edges, list)
-            or not edges
-            or not all(map(_is_number, edges))
-            or any(a >= b for a, b in zip([0, *edges], edges, strict=False))
-        ):
-            raise BadInput(
-                f"{source}: edges is {edges!r}; it must be the ends of the time bins, rising numbers above 0, such as [6, 12, 24]"
-            )
+        edges: Any = table.get("edges")
+        rising = isinstance(edges, list) and edges and all(map(_is_number, edges)) and all(a < b for a, b in pairwise([0, *edges]))
+        require(rising, f"{source}: edges", edges, "the ends of the time bins, rising numbers above 0, such as [6, 12, 24]")
         return Label(task, columns, edges=tuple(map(float, edges)))
     if task == "count":
-        most = table.get("most")
-        if type(most) is not int or not 1 <= most <= 10**6:
-            raise BadInput(f"{source}: most is {most!r}; it must be the public largest count, an integer from 1 to 1,000,000")
+        most: Any = table.get("most")
+        whole = type(most) is int and 1 <= most <= 10**6
+        require(whole, f"{source}: most", most, "the public largest count, an integer from 1 to 1,000,000")
         return Label(task, columns, range=(0.0, float(most)))
     if task == "regression":
         huber = table.get("huber", 0)
-        if not _is_number(huber) or huber < 0:
-            raise BadInput(
-                f"{source}: huber is {huber!r}; it must be the error, in the label's units, from which the loss grows linearly only"
-            )
+        wanted = "the error, in the label's units, from which the loss grows linearly only"
+        require(_is_number(huber) and huber >= 0, f"{source}: huber", huber, wanted)
         return Label(task, columns, range=_range(source, table.get("range")), huber=float(huber))
     classes = _texts(source, "classes", table.get("classes"), least=2)
     if task == "binary" and len(classes) != 2:
@@ -355,8 +340,8 @@ def _label(source: str, table: Any, images: bool) -> Label:
     if task == "ordinal" and len(classes) < 3:
         raise BadInput(f"{source}: task is 'ordinal' with two classes; it must have three or more, in order, or be 'binary'")
     weights = table.get("weights", [])
-    if not isinstance(weights, list) or (weights and len(weights) != len(classes)) or not all(_is_number(w) and w > 0 for w in weights):
-        raise BadInput(f"{source}: weights is {weights!r}; it must be a public number above 0 for each of the {len(classes)} classes")
+    each = isinstance(weights, list) and len(weights) in (0, len(classes)) and all(_is_number(w) and w > 0 for w in weights)
+    require(each, f"{source}: weights", weights, f"a public number above 0 for each of the {len(classes)} classes")
     return Label(task, columns, classes, tuple(map(float, weights)))
 
 
@@ -367,27 +352,20 @@ def _known(source: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _range(source: str, value: Any) -> tuple[float, float]:
-    if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)) or not value[0] < value[1]:
-        raise BadInput(f"{source}: range is {value!r}; it must be [low, high], two public numbers with low < high")
+    pair = isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value[0] < value[1]
+    require(pair, f"{source}: range", value, "[low, high], two public numbers with low < high")
     return float(value[0]), float(value[1])
 
 
 def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...]:
-    if (
-        not isinstance(value, list)
-        or len(value) < least
-        or not all(isinstance(v, str) and v.strip() == v != "" for v in value)
-        or repeated(value)
-    ):
-        raise BadInput(
-            f"{source}: {name} is {value!r}; it must be a list of {f'{least} or more ' if least else ''}different texts, in quotes"
-        )
+    texts = isinstance(value, list) and len(value) >= least and all(isinstance(v, str) and v.strip() == v != "" for v in value)
+    wanted = f"a list of {f'{least} or more ' if least else ''}different texts, in quotes"
+    require(texts and not repeated(value), f"{source}: {name}", value, wanted)
     return tuple(value)
 
 
 def _text(source: str, name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise BadInput(f"{source}: {name} is {value!r}; it must be the name of a column")
+    require(isinstance(value, str) and value.strip(), f"{source}: {name}", value, "the name of a column")
     return value
 
 

@@ -126,7 +126,7 @@ def estimate(run: Run, as_json: Json = False) -> None:
     Example: `silodp estimate runs/train`
     """
     from silodp.host.model import open_model
-    from silodp.server.estimates.regression import estimated, sentence
+    from silodp.server.estimates.intervals import estimated, sentence
 
     found = estimated(run, open_model(run, {}))
     if as_json:

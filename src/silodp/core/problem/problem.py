@@ -170,9 +170,7 @@ def _refuse_unusable(model: nn.Module) -> None:
 
 def _name(loss: object) -> str:
     """A name that stands for the same function in every process."""
-    if isinstance(loss, nn.Module):
-        return f"{type(loss).__module__}.{loss!r}"
-    if type(loss) in WITH_PARAMETERS:
+    if isinstance(loss, nn.Module) or type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
     if source(loss) and not hasattr(loss, "__qualname__"):  # an object of a class in a user's own file
         return f"{source(loss)}.{_shown(loss)}"

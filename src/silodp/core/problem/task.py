@@ -34,27 +34,18 @@ class Task:
 
     def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
         """The outputs that a model needs and the loss on them; with one_logit two classes share one output."""
-        from silodp.core.problem.losses import (  # torch takes seconds to load
-            Hazard,
-            Huber,
-            Ordinal,
-            Poisson,
-            Weighted,
-            cross_entropy,
-            logistic,
-            squared_error,
-        )
+        from silodp.core.problem import losses  # torch takes seconds to load
 
         if self.kind == "survival":
-            return self.bins, Hazard(self.bins)
+            return self.bins, losses.Hazard(self.bins)
         if self.kind == "regression":
-            return 1, Huber(self.huber) if self.huber else squared_error
+            return 1, losses.Huber(self.huber) if self.huber else losses.squared_error
         if self.kind == "count":
-            return 1, Poisson(self.most)
+            return 1, losses.Poisson(self.most)
         if self.kind == "ordinal":
-            return self.classes - 1, Ordinal(self.classes)
-        outputs, loss = (1, logistic) if one_logit and self.classes == 2 else (self.classes, cross_entropy)
-        return outputs, Weighted(loss, self.weights) if self.weights else loss
+            return self.classes - 1, losses.Ordinal(self.classes)
+        outputs, loss = (1, losses.logistic) if one_logit and self.classes == 2 else (self.classes, losses.cross_entropy)
+        return outputs, losses.Weighted(loss, self.weights) if self.weights else loss
 
     def read(self, output: Tensor) -> Tensor:
         """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin, a count's rate, or a number as the loss compares it.

@@ -9,6 +9,9 @@ from typing import Any
 
 from silodp.core.errors import BadInput
 
+PARTS = ("held_out", "colluding")
+"""Of a card's whole numbers those that may be 0, and are below the number of records."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -47,22 +50,15 @@ class Card:
         found: dict[str, Any] = {}
         for field in fields(cls):
             value = table.get(field.name, None if field.default is dataclasses.MISSING else field.default)
-            if (
-                field.name in ("features", "classes", "statistics")
-                and isinstance(value, list | tuple)
-                and all(isinstance(v, str) for v in value)
-            ):
-                found[field.name] = tuple(value)
-            elif (
-                field.type == "int"
-                and type(value) is int
-                and (0 <= value < found["records"] if field.name in ("held_out", "colluding") else value > 0)
-            ):
-                found[field.name] = value
-            elif field.type == "float" and type(value) in (int, float) and value > 0:  # type: ignore[operator]
-                found[field.name] = float(value)  # type: ignore[arg-type]
-            elif field.type == "str" and isinstance(value, str):
-                found[field.name] = value
-            else:
-                raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
+            match field.type, value:
+                case "tuple[str, ...]", list() | tuple() if all(isinstance(v, str) for v in value):
+                    found[field.name] = tuple(value)
+                case "int", int() if type(value) is int and (0 <= value < found["records"] if field.name in PARTS else value > 0):
+                    found[field.name] = value
+                case "float", int() | float() if type(value) is not bool and value > 0:
+                    found[field.name] = float(value)
+                case "str", str():
+                    found[field.name] = value
+                case _:
+                    raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
         return cls(**found)

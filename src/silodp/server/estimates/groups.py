@@ -61,17 +61,13 @@ def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = 
         first += len(column.features)
     if by not in usable:
         raise BadInput(f"--by is {by!r}; it must be a category or boolean column of the schema: {', '.join(usable) or 'it has none'}")
-    column, first = usable[by]
-    if column.type == "category":
-        note = f"Records in which {by} is missing are in no group." if column.missing else ""
-        return Groups(by, column.categories, first, len(column.categories), 0, note)
-    if column.indicator:
+    (column, first), note = usable[by], ""
+    if column.indicator or (column.type == "category" and column.missing):
         note = f"Records in which {by} is missing are in no group."
-    else:
-        note = (
-            "" if column.missing is None else f"Where {by} is missing it counts as {'yes' if column.missing else 'no'}, as the schema says."
-        )
-    return Groups(by, ("no", "yes"), first, 1, int(column.indicator), note)
+    elif column.missing is not None:
+        note = f"Where {by} is missing it counts as {'yes' if column.missing else 'no'}, as the schema says."
+    names = column.categories or ("no", "yes")
+    return Groups(by, names, first, len(column.categories) or 1, int(column.indicator), note)
 
 
 def score_groups(

@@ -189,8 +189,8 @@ def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
         allowed = low <= value <= high if column.type == "number" else code in column.categories
         rows = [] if allowed else [k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))]
         if rows and (np.isnan(value) or len(rows) > 1) and (column.type != "boolean" or np.isnan(value)):
-            return Finding(True, f"{path}, column {column.name!r}, {_rows(rows)}: {code!r} seems to stand for a missing value; list it in the schema, "
-                           f"missing_codes = [\"{code}\"], and say what a missing value becomes, or mend the cells.")  # fmt: skip
+            said = f'{code!r} seems to stand for a missing value; list it in the schema, missing_codes = ["{code}"], and say what a missing'
+            return _at(path, column, rows, f"{said} value becomes, or mend the cells.")
     return None
 
 
@@ -203,47 +203,33 @@ def _numbers_as_text(path: Path, column: Column, texts: Sequence[str]) -> Findin
         (re.compile(r"[-+]?[\d.]+\s*[^\d\s.,:/-][^\d]*"), "there is a unit, or a sign, after the number; write the number alone"),
     ):
         if rows := [k for k in bad if pattern.fullmatch(texts[k])]:
-            return Finding(True, f"{path}, column {column.name!r}, {_rows(rows)}: {what}.")
+            return _at(path, column, rows, f"{what}.")
     return None
 
 
 def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
     known, folded = set(column.categories), {c.casefold() for c in column.categories}
     if rows := [k for k, text in enumerate(texts) if text not in known and text.casefold() in folded]:
-        return Finding(
-            True,
-            f"{path}, column {column.name!r}, {_rows(rows)}: the value is a category in other capital letters; write it as the schema does.",
-        )
+        return _at(path, column, rows, "the value is a category in other capital letters; write it as the schema does.")
     return None
 
 
 def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> Finding | None:
     low, high = column.range
-    where, out = f"{path}, column {column.name!r}", (values < low) | (values > high)
-    far = (values < low - FAR * (high - low)) | (values > high + FAR * (high - low))
+    out, bounds = (values < low) | (values > high), f"the schema's range [{low:g}, {high:g}]"
+    far = np.flatnonzero((rows < low - FAR * (high - low)) | (rows > high + FAR * (high - low))).tolist()
+    many = f"{int(out.sum())} of {len(values)} values are outside {bounds}"
     if out.mean() > 0.5:
         fits = [words for factor, words in FACTORS.items() if ((values / factor >= low) & (values / factor <= high)).mean() > 0.95]
         other = f"; they look {fits[0]}" if fits else ""
-        return Finding(
-            True,
-            f"{where}: {int(out.sum())} of {len(values)} values are outside the schema's range [{low:g}, {high:g}]{other}: bring them into its unit.",
-        )
-    if far.any():
-        row = _rows(np.flatnonzero((rows < low - FAR * (high - low)) | (rows > high + FAR * (high - low))).tolist())
-        return Finding(
-            True,
-            f"{where}, {row}: the value is beyond all that the schema's range [{low:g}, {high:g}] allows; is it a slip, or a code for a missing value?",
-        )
+        return _at(path, column, (), f"{many}{other}: bring them into its unit.")
+    if far:
+        return _at(path, column, far, f"the value is beyond all that {bounds} allows; is it a slip, or a code for a missing value?")
     if out.mean() > 0.05:
-        return Finding(
-            False,
-            f"{where}: {int(out.sum())} of {len(values)} values are outside the schema's range [{low:g}, {high:g}], and will be clipped; is it wide enough?",
-        )
+        return _at(path, column, (), f"{many}, and will be clipped; is it wide enough?", stops=False)
     width = float(np.quantile(values, 0.95) - np.quantile(values, 0.05))
     if len(values) > 20 and 0 < width < 0.02 * (high - low):
-        return Finding(
-            False, f"{where}: nine of ten values lie within a fiftieth of the schema's range [{low:g}, {high:g}]; are they in another unit?"
-        )
+        return _at(path, column, (), f"nine of ten values lie within a fiftieth of {bounds}; are they in another unit?", stops=False)
     return None
 
 
@@ -260,5 +246,7 @@ def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Fin
     return [_told(label_of, path, schema, cells)]
 
 
-def _rows(rows: Sequence[int]) -> str:
-    return f"row {rows[0] + 1}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+def _at(path: Path, column: Column, rows: Sequence[int], what: str, *, stops: bool = True) -> Finding:
+    """What was found in a column, and in which of its rows, where it is not in most of them."""
+    row = f", row {rows[0] + 1}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}" if rows else ""
+    return Finding(stops, f"{path}, column {column.name!r}{row}: {what}")

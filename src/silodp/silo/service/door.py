@@ -184,18 +184,11 @@ class Door:
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
-        answer = (
-            Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
-            if release.event.total
-            else Answer(
-                *names,
-                release.value[0],
-                cast(Event, release.event),
-                count,
-                head,
-                self._exact.packing(query) if envelope.version > COMMON else None,
-            )
-        )
+        if release.event.total:
+            answer = Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
+        else:
+            packing = self._exact.packing(query) if envelope.version > COMMON else None
+            answer = Answer(*names, release.value[0], cast(Event, release.event), count, head, packing)
         stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         if query.mechanism.masked and self._masks:

@@ -11,8 +11,8 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,19 +70,19 @@ class Dataset:
     silos: int
     embedded: bool
     how_to_get: str
-    load: Callable[[int, Path | None], Split]
-    pixels: Callable[[int, Path | None], Split] | None = None
-    """Of images, the same split as pixels within [-1, 1]: nothing of it has been learnt from the records."""
+    load: Callable[..., Split]
+    pixels: bool = False
+    """Whether they are images, of which `load` has the same split as pixels within [-1, 1] too: nothing of it has been learnt from the records."""
 
     def of(self, trial: int, data_dir: Path | None, *, raw: bool = False) -> Split:
         """The split as the paper prepares it; `raw` is for a map of features, which has images as pixels."""
-        return (self.pixels if raw and self.pixels else self.load)(trial, data_dir)
+        return self.load(trial, data_dir, pixels=True) if raw and self.pixels else self.load(trial, data_dir)
 
 
 Silo = tuple[str, np.ndarray, np.ndarray]  # name, x, y
 
 
-def _split(silos: Sequence[Silo], trial: int, classes: int, scale: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> Split:
+def _split(silos: Sequence[Silo], trial: int, classes: int, scale: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Split:
     if trial < 0:
         raise BadInput(f"the trial is {trial}, but must be 0 or more.")
     train, test = [], []
@@ -110,29 +110,19 @@ def _wbcd(trial: int, data_dir: Path | None) -> Split:
     return _split([(name, x[y == k], y[y == k]) for k, name in enumerate(("benign", "malignant"))], trial, 2)
 
 
-def _digits(trial: int, data_dir: Path | None) -> Split:
+def _digits(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
     """N = 5: digits 2i and 2i+1 in silo i; label 1 is odd. Pixels are divided by 16, their public range."""
     x, digit = _of_sklearn("digits.csv.gz")
     silos = [(f"{d}/{d + 1}", x[digit // 2 == d // 2] / 16, digit[digit // 2 == d // 2] % 2) for d in range(0, 10, 2)]
-    return _split(silos, trial, 2)
+    return _split(silos, trial, 2, (lambda x: 2 * x - 1) if pixels else np.asarray)
 
 
-def _digit_pixels(trial: int, data_dir: Path | None) -> Split:
-    split = _digits(trial, data_dir)
-    x = split.train.x.mul(2).sub(1) * split.train.mask[..., None]
-    return replace(split, train=replace(split.train, x=x), test_x=split.test_x.mul(2).sub(1))
-
-
-def _mnist(trial: int, data_dir: Path | None) -> Split:
+def _mnist(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
     """N = 25: one silo for each pair of an even and an odd digit, label 1 is odd; 50 principal components of standardised pixels.
 
     Of each digit the first 5 * 774 training images are used, and no image is in two silos.
     """
-    return _split(_mnist_silos(data_dir), trial, 2)
-
-
-def _mnist_pixels(trial: int, data_dir: Path | None) -> Split:
-    return _split(_mnist_silos(data_dir, pixels=True), trial, 2, _signed)
+    return _split(_mnist_silos(data_dir, pixels), trial, 2, _signed if pixels else np.asarray)
 
 
 def _signed(pixels: np.ndarray) -> np.ndarray:
@@ -140,7 +130,7 @@ def _signed(pixels: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=2)  # the trials of one experiment differ in the split only
-def _mnist_silos(data_dir: Path | None, pixels: bool = False) -> list[Silo]:
+def _mnist_silos(data_dir: Path | None, pixels: bool) -> list[Silo]:
     images, digit = _idx_pair(data_dir)
     members = [np.flatnonzero(digit == d)[: 5 * PER_DIGIT] for d in range(10)]
     if min(map(len, members)) < 5 * PER_DIGIT:
@@ -277,8 +267,8 @@ _MNIST = "get train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz (ossci-d
 _CIFAR = "get cifar-10-binary.tar.gz or cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html), and give --data-dir DIR"
 _ALL = (
     Dataset("wbcd", "Wisconsin breast cancer: malignant or benign, one silo for each", 569, 2, True, _HERE, _wbcd),
-    Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits, _digit_pixels),
-    Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist, _mnist_pixels),
-    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, partial(_cifar10, pixels=True)),
+    Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits, True),
+    Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist, True),
+    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, True),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.server.advice.attacker import gives_up
+from silodp.server.advice.trusts import gives_up
 
 
 def test_what_is_given_up_is_what_the_best_attacker_gets():

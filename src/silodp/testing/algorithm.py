@@ -14,7 +14,7 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.problem import Problem
-from silodp.core.query import Query, Release
+from silodp.core.query import Query
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.server.algorithms import Algorithm, find
 from silodp.server.federation import Everyone, Federation, Measured, Port
@@ -25,6 +25,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.testing.evaluate import training_loss
+from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
 TOLERANCE = 1e-4
@@ -85,11 +86,10 @@ def check_narrow(
 
 
 def check_charges(
-    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling,
-    budgets: Sequence[Budget] | None = None, rule: str | None = None,
-) -> None:  # fmt: skip
+    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling, rule: str | None = None
+) -> None:
     """Events of the dry run, events of the queries and events charged are one list; at its end each silo's budget is spent."""
-    budgets = budgets or [Budget(0.8 + 0.7 * i, 1e-5 / (i + 1)) for i in range(len(records))]
+    budgets = [Budget(0.8 + 0.7 * i, 1e-5 / (i + 1)) for i in range(len(records))]
     plan = _plan(algorithm, settings, step, 1.0, sampling, budgets, records.counts, rule)
     fed, channel, ledger = _connect(problem, records, plan, [0])
     for _ in _run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan):
@@ -97,7 +97,7 @@ def check_charges(
     priced = [
         (a.kind, *_facts(Event(a.event.sampling, plan.mechanisms[a.kind].noise_multiplier, a.event.count), a.silos)) for a in plan.asked
     ]
-    asked = [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos in channel.log]
+    asked = [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos, _ in channel.log]
     charged = [_facts(event, silos) for event, silos in ledger.log]
     for t, (p, a) in enumerate(zip(priced, asked, strict=False)):
         assert p == a, f"{algorithm.name}: query {t} is {a} but the dry run priced {p}"
@@ -176,18 +176,6 @@ class _ProxAlone:
         raise AssertionError(f"{self._name}: reached for problem.{attribute}; what depends on records is asked of the federation")
 
 
-class _Channel:
-    """Keeps the queries that pass."""
-
-    def __init__(self, inner: InProcess) -> None:
-        self._inner = inner
-        self.log: list[tuple[Query, tuple[int, ...]]] = []
-
-    def ask(self, query: Query, silos: Sequence[int]) -> Release:
-        self.log.append((query, tuple(silos)))
-        return self._inner.ask(query, silos)
-
-
 class _Ledger(MemoryLedger):
     """Keeps the events that were charged."""
 
@@ -214,10 +202,10 @@ def _unpriced(algorithm: Algorithm, clip, noise_multiplier, sampling: Sampling, 
     return Plan(mechanisms, Renyi(2.0), [], tuple(counts), np.full((1, len(counts)), Budget(math.inf, 1e-6)))
 
 
-def _connect(problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Federation, _Channel, _Ledger]:
+def _connect(problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Federation, Recording, _Ledger]:
     ledger = _Ledger(plan.rule, plan.budgets.tolist(), records.counts)
     gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
-    channel = _Channel(InProcess(gate))
+    channel = Recording(InProcess(gate))
     return Federation(channel, Everyone(len(records))), channel, ledger
 
 

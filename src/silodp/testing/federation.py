@@ -32,71 +32,40 @@ def simulated_federation(problem: Problem, records: Records, participation: Ever
     return Federation(InProcess(gate), participation)
 
 
-def check_federation(
-    make: Make, reference: Make = simulated_federation, *, counts: Sequence[int] = (9, 14, 6, 11), seed: int = 0, tolerance: float = 1e-5
-) -> None:
+def check_federation(make: Make) -> None:
     """Says whether a backend of yours brings back the right numbers: raises AssertionError with one sentence if not.
 
-    The federation that `make(problem, records, participation)` connects must give the reference's numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
+    The federation that `make(problem, records, participation)` connects must give the simulation's numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
     of statistic; a mean weighs the answering silos alike, whatever their size; each round asks whom the participation names; a cohort
     keeps to its silos while the federation goes on to others.
     """
-    random = np.random.default_rng(seed)
-    silos = [(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate(counts)]
-    records = Records.of(silos)
-    problem = Problem(nn.Linear(3, 1), squared_error)
-    queries = _queries(problem, seed)
-    _check_same_numbers(make, reference, problem, records, queries, tolerance)
-    _check_mean_over_silos(make, reference, problem, records, queries[0], tolerance)
-    _check_cohort(make, reference, problem, records, queries[0], tolerance)
-
-
-def _queries(problem: Problem, seed: int) -> list[Query]:
-    random = torch.Generator().manual_seed(seed)
-    here, there = torch.randn(2, 1, problem.dim, generator=random)
+    random = np.random.default_rng(0)
+    records = Records.of([(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate((9, 14, 6, 11))])
+    problem, everyone = Problem(nn.Linear(3, 1), squared_error), Everyone(len(records))
+    here, there = torch.randn(2, 1, problem.dim, generator=torch.Generator().manual_seed(0))
     silent = Gaussian("check", 0.8, 0.0)
-    return [
-        Query(Grad(here), silent),
+    query = Query(Grad(here), silent)
+    others = (
         Query(GradDiff(here, there), silent.clipped(0.3)),
         Query(LocalSteps(here, 3, 0.1), silent),
         Query(Grad(here), silent.clipped(0.0)),
         Query(Grad(there), silent.clipped(1e6)),
-    ]
-
-
-def _check_same_numbers(make: Make, reference: Make, problem: Problem, records: Records, queries: list[Query], tolerance: float) -> None:
-    ours, theirs = make(problem, records, Everyone(len(records))), reference(problem, records, Everyone(len(records)))
-    for query in queries:
-        got, wanted = ours.mean(query), theirs.mean(query)
-        assert got.shape == wanted.shape == query.statistic.shape, f"{_name(query)}: a mean has shape {tuple(got.shape)}"
-        _assert_close(got, wanted, tolerance, f"{_name(query)}: differs from the reference")
-
-
-def _check_mean_over_silos(make: Make, reference: Make, problem: Problem, records: Records, query: Query, tolerance: float) -> None:
-    each = [reference(problem, records, Fixed((i,))).mean(query) for i in range(len(records))]
+    )
+    ours, theirs = make(problem, records, everyone), simulated_federation(problem, records, everyone)
+    for asked in (query, *others):
+        got, wanted = ours.mean(asked), theirs.mean(asked)
+        assert got.shape == wanted.shape == asked.statistic.shape, f"{_name(asked)}: a mean has shape {tuple(got.shape)}"
+        _assert_close(got, wanted, f"{_name(asked)}: differs from the reference")
+    each = torch.stack([simulated_federation(problem, records, Fixed((i,))).mean(query) for i in range(len(records))])
     for members in ((0,), (1, 2), tuple(range(len(records)))):
-        got = make(problem, records, Fixed(members)).mean(query)
-        wanted = torch.stack([each[i] for i in members]).mean(0)
-        _assert_close(
-            got, wanted, tolerance, f"{_name(query)}: the mean over silos {members} is not that of their answers, each with weight 1/M"
-        )
-
-
-def _check_cohort(make: Make, reference: Make, problem: Problem, records: Records, query: Query, tolerance: float) -> None:
-    def participation() -> Uniform:
-        return Uniform(len(records), max(1, len(records) // 2), seed=3)
-
-    each = torch.stack([reference(problem, records, Fixed((i,))).mean(query) for i in range(len(records))])
-    draws = participation()
-    fed = make(problem, records, participation())
+        wrong = f"{_name(query)}: the mean over silos {members} is not that of their answers, each with weight 1/M"
+        _assert_close(make(problem, records, Fixed(members)).mean(query), each[list(members)].mean(0), wrong)
+    draws, fed = Uniform(len(records), 2, seed=3), make(problem, records, Uniform(len(records), 2, seed=3))
     for turn in range(6):
-        members = draws.draw()
-        asked = fed.cohort() if turn % 2 else fed
+        members, port = draws.draw(), fed.cohort() if turn % 2 else fed
         for again in range(3 if turn % 2 else 1):
-            wanted = each[list(members)].mean(0)
-            _assert_close(
-                asked.mean(query), wanted, tolerance, f"turn {turn}, question {again + 1}: the answer is not that of silos {members}"
-            )
+            wrong = f"turn {turn}, question {again + 1}: the answer is not that of silos {members}"
+            _assert_close(port.mean(query), each[list(members)].mean(0), wrong)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------------------
@@ -134,13 +103,9 @@ class Replaying:
 
 
 def check_replay(
-    run: Callable[..., Iterator[Tensor]],
-    problem: Problem,
-    w: Tensor,
-    mechanisms: Mapping[str, Gaussian],
-    channel: Channel,
+    run: Callable[..., Iterator[Tensor]], problem: Problem, w: Tensor, mechanisms: Mapping[str, Gaussian], channel: Channel,
     participation: Callable[[], Everyone],
-) -> None:
+) -> None:  # fmt: skip
     """Raises AssertionError unless `run` over `channel`, with the shipped gate's noise, is what its releases make of it in this process.
 
     The releases are recorded and played back to the same generator, which must ask the same queries and reach the same iterates, bit
@@ -172,6 +137,6 @@ def _name(query: Query) -> str:
     return f"{type(query.statistic).__name__} at clip {query.mechanism.clip}"
 
 
-def _assert_close(got: Tensor, wanted: Tensor, tolerance: float, message: str) -> None:
+def _assert_close(got: Tensor, wanted: Tensor, message: str) -> None:
     far = (got - wanted).abs().max()
-    assert far <= tolerance * (1 + wanted.abs().max()), f"{message}, by {far:.2g}"
+    assert far <= 1e-5 * (1 + wanted.abs().max()), f"{message}, by {far:.2g}"

@@ -80,19 +80,15 @@ SAMPLINGS: dict[type, samplings.Sampling] = {
 }
 
 
-def _gaussian(clip: float, sampling: samplings.Sampling, loud: bool) -> Gaussian:
-    return Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling)
+def _coins(clip: float, sampling: samplings.Sampling, loud: bool) -> dict[str, Any]:
+    return vars(Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling))
 
 
-def _shuffled(clip: float, sampling: samplings.Sampling, loud: bool) -> Shuffled:
-    return Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling)
-
-
-def _masked(clip: float, sampling: samplings.Sampling, loud: bool) -> Masked:
-    return Masked(**vars(_shuffled(clip, sampling, loud)), modulus=64)
-
-
-MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {Gaussian: _gaussian, Shuffled: _shuffled, Masked: _masked}
+MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {
+    Gaussian: lambda clip, sampling, loud: Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling),
+    Shuffled: lambda *words: Shuffled(**_coins(*words)),
+    Masked: lambda *words: Masked(**_coins(*words), modulus=64),
+}
 """A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little that what it hides can be read."""
 
 
@@ -114,11 +110,7 @@ class Row:
         return Query(statistic, made)
 
     def of(self, query: Query) -> bool:
-        return (type(query.statistic), type(query.mechanism), type(query.mechanism.sampling)) == (
-            self.statistic,
-            self.mechanism,
-            self.sampling,
-        )
+        return self == Row(type(query.statistic), type(query.mechanism), type(query.mechanism.sampling))
 
     @property
     def steps(self) -> int:
@@ -186,7 +178,7 @@ def divisor(query: Query) -> float:
 
 
 @functools.cache
-def _sums(statistic: type[Statistic]) -> Tensor:
+def exact_sum(statistic: type[Statistic]) -> Tensor:
     """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
     problem, records = world()
     query = Row(statistic, Gaussian, samplings.FullBatch).query()  # nobody asks a gate: whatever it may be asked with
@@ -199,16 +191,12 @@ def _sums(statistic: type[Statistic]) -> Tensor:
     return Simulated(problem, part, [0]).answer(replace(query, mechanism=mechanism), [0])[0, 0].double() * part.counts[0]
 
 
-def exact_sum(row: Row) -> Tensor:
-    return _sums(row.statistic)
-
-
 def known(row: Row) -> Tensor:
     """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at which nobody pulls.
 
     Of local steps the same: where records pull, a step's noise moves the next step's gradient.
     """
-    total = exact_sum(row)
+    total = exact_sum(row.statistic)
     if issubclass(row.sampling, samplings.FullBatch) and row.steps == 1:
         return torch.ones_like(total, dtype=torch.bool)
     return total == 0
@@ -282,7 +270,7 @@ def std_of(query: Query) -> float:
 
 def centre_of(row: Row, query: Query) -> Tensor:
     """(d,): the exact answer on the coordinates that are `known`, of a Gaussian mechanism."""
-    mean = exact_sum(row) / divisor(query)
+    mean = exact_sum(row.statistic) / divisor(query)
     if row.steps == 1:
         return mean
     return -STEP * STEPS * (mean + pull_of(query))

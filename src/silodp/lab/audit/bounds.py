@@ -34,15 +34,15 @@ def upper(errors: int, trials: int, level: float) -> float:
     return 1.0 if errors >= trials else float(stats.beta.isf(level, errors + 1, trials - errors))
 
 
-def gdp_lower(first: np.ndarray, second: np.ndarray, level: float, *, threshold: float = 0.0) -> float:
-    """A mu that the mechanism's true mu is below with probability at most `level`, from the threshold test score > `threshold`.
+def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
+    """A mu that the mechanism's true mu is below with probability at most `level`, from the threshold test score > 0.
 
     Formal guarantees: a mu-GDP mechanism has false-alarm rate a and miss rate b with Phi^-1(1 - a) - Phi^-1(b) <= mu for every test.
     Both rates are bounded from above by Clopper-Pearson at level / 2. The threshold must not depend on the scores; 0 is the natural one
     for log-likelihood ratios. No assumption is made on how scores are distributed.
     """
-    a = upper(int((first > threshold).sum()), len(first), level / 2)
-    b = upper(int((second <= threshold).sum()), len(second), level / 2)
+    a = upper(int((first > 0).sum()), len(first), level / 2)
+    b = upper(int((second <= 0).sum()), len(second), level / 2)
     return max(0.0, float(stats.norm.isf(min(a, 1 - 1e-16)) - stats.norm.ppf(min(b, 1 - 1e-16))))
 
 
@@ -100,9 +100,9 @@ def epsilon_of(mu: float, delta: float) -> float:
     return gdp_epsilon(min(max(mu, 0.0), MOST), delta)
 
 
-def trade_off(first: np.ndarray, second: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+def trade_off(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(false alarms, misses) of the tests score > t, for t over the quantiles of all scores."""
-    thresholds = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, points))
+    thresholds = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 200))
     alarms = 1 - np.searchsorted(np.sort(first), thresholds, side="right") / len(first)
     misses = np.searchsorted(np.sort(second), thresholds, side="right") / len(second)
     return alarms, misses

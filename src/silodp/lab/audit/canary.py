@@ -30,14 +30,14 @@ def canary_problem() -> Problem:
     return Problem(nn.Linear(1, OUTPUTS), tilted)
 
 
-def neighbours(*, quiet: bool = False, silos: int = 2, records: int = RECORDS) -> tuple[Records, Records]:
+def neighbours(*, quiet: bool = False, silos: int = 2) -> tuple[Records, Records]:
     """Two federations that differ in record 0 of silo 0. The others pull too, unless `quiet`: then their gradients are zero."""
-    curvature = torch.linspace(-0.4, 0.5, silos * records).reshape(silos, records) * (0.0 if quiet else 1.0)
+    curvature = torch.linspace(-0.4, 0.5, silos * RECORDS).reshape(silos, RECORDS) * (0.0 if quiet else 1.0)
     worlds = []
     for sign in (-1.0, 1.0):
         y = curvature.clone()
         y[0, 0] = sign * STEEP
-        worlds.append(Records(torch.ones(silos, records, 1), y, (records,) * silos, tuple(f"silo-{i}" for i in range(silos))))
+        worlds.append(Records(torch.ones(silos, RECORDS, 1), y, (RECORDS,) * silos, tuple(f"silo-{i}" for i in range(silos))))
     return worlds[0], worlds[1]
 
 

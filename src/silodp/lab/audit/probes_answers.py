@@ -23,25 +23,8 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.lab.audit import normal
-from silodp.lab.audit.answers import (
-    CROWD,
-    HELD_OUT,
-    STEP,
-    Answering,
-    N,
-    Row,
-    answerable,
-    centre_of,
-    divisor,
-    exact_sum,
-    known,
-    own_coordinates,
-    own_part,
-    pull_of,
-    std_of,
-    world,
-)
+from silodp.lab.audit import answers, normal
+from silodp.lab.audit.answers import Answering, N, Row, answerable, exact_sum
 from silodp.lab.audit.pipeline import Caught, Pipeline, Probes
 from silodp.silo.answer.exact import lattice_step
 from silodp.silo.data.heldout import held_out
@@ -70,14 +53,14 @@ def _silos(pipeline: Pipeline, folder: Path) -> Iterator[tuple[Row, Answering]]:
 
 def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     """(releases, coordinates): the noise of as many answers, the first at the door; standard normal where it is what the price says."""
-    query, at = row.query(), known(row)
+    query, at = row.query(), answers.known(row)
     values = torch.stack([silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]).numpy()
     if query.mechanism.total:
         m = as_total(query.mechanism)
         batch = int(m.sampling.batch(N))
-        clear = (exact_sum(row)[at].numpy() == 0).nonzero()[0]  # where records pull, rounding adds a coin of its own
+        clear = (exact_sum(row.statistic)[at].numpy() == 0).nonzero()[0]  # where records pull, rounding adds a coin of its own
         return normal.from_binomial(values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0)
-    return (values - centre_of(row, query)[at].numpy()) / std_of(query)
+    return (values - answers.centre_of(row, query)[at].numpy()) / answers.std_of(query)
 
 
 @ANSWERS.probe("noise of every answer")
@@ -97,7 +80,7 @@ def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None
         if row.mechanism is not Gaussian or row.steps > 1:
             continue
         query = row.query()
-        gamma, scale = lattice_step(float(query.mechanism.clip), query.statistic.shape[-1]), divisor(query)
+        gamma, scale = lattice_step(float(query.mechanism.clip), query.statistic.shape[-1]), answers.divisor(query)
         values = torch.stack([silo.direct(query) for _ in range(4)]).numpy()
         whole = np.rint(values * scale / gamma)
         if off := int((gamma * whole / scale != values).sum()):
@@ -126,7 +109,7 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
             m, std = replace(m, levels=5, noise_bits=37), math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
         else:
             m = replace(m, noise_multiplier=0.3)
-            std = 0.3 * 2 * float(m.clip) / (batch * int(part.sum()) / n) * (STEP * math.sqrt(row.steps) if row.steps > 1 else 1.0)
+            std = 0.3 * 2 * float(m.clip) / (batch * int(part.sum()) / n) * (answers.STEP * math.sqrt(row.steps) if row.steps > 1 else 1.0)
         z = np.stack([gate.answer(replace(query, mechanism=m), [0]).value[0, 0].numpy() for _ in range(releases)]) / std
         square, freedom = float(z.var(0, ddof=1).sum() * (releases - 1)), (releases - 1) * z.shape[1]
         low, high = stats.chi2.isf([1 - RATE / 2 / len(answerable()), RATE / 2 / len(answerable())], freedom)
@@ -144,17 +127,17 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
 
     Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in local steps: their gradients change on the way.
     """
-    m, total = query.mechanism, exact_sum(row)
+    m, total = query.mechanism, exact_sum(row.statistic)
     if m.total:
         batch = int(m.sampling.batch(N))
         sums = (value - batch * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels)
         blur = 2 / m.levels * math.sqrt(batch * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
     else:
-        steps = -value / STEP - row.steps * pull_of(query) if row.steps > 1 else value
-        sums, blur = steps * divisor(query), 2 * float(m.noise_multiplier) * math.sqrt(row.steps)
+        steps = -value / answers.STEP - row.steps * answers.pull_of(query) if row.steps > 1 else value
+        sums, blur = steps * answers.divisor(query), 2 * float(m.noise_multiplier) * math.sqrt(row.steps)
     counted, rest = np.full(N, -1), sums.clone()
-    for k in np.flatnonzero(own_part(query)):
-        at, own = own_coordinates(int(k)), total[own_coordinates(int(k))]
+    for k in np.flatnonzero(answers.own_part(query)):
+        at, own = answers.own_coordinates(int(k)), total[answers.own_coordinates(int(k))]
         if row.steps > 1 and k % 4 == 3:
             rest[at] = 0.0
         elif float(own.norm()) > 3 * SURELY * blur:
@@ -177,8 +160,10 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
         query = row.query(loud=False)
         value = silo.put(query)
         _check_charge(row, query, silo)
-        if query.statistic.rows(world()[0], 0):
-            off = float((_as_sum(row, query, value, N, held_out(N, HELD_OUT)) - exact_sum(row)).abs().max()) / _blur(row, query, N)
+        if query.statistic.rows(answers.world()[0], 0):
+            off = float((_as_sum(row, query, value, N, held_out(N, answers.HELD_OUT)) - exact_sum(row.statistic)).abs().max()) / _blur(
+                row, query, N
+            )
             if off > SURELY:
                 raise Caught(f"{row}: the answer is not the mean over the records of its part, by {off:.3g} times its noise")
             continue
@@ -215,7 +200,7 @@ def _check_charge(row: Row, query: Query, silo: Answering) -> None:
     m, count = query.mechanism, row.steps
     event: Event | TotalEvent
     if m.total:
-        event = TotalEvent(m.sampling, m.levels, m.noise_bits, m.p, CROWD, query.statistic.shape[-1], count)
+        event = TotalEvent(m.sampling, m.levels, m.noise_bits, m.p, answers.CROWD, query.statistic.shape[-1], count)
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
     asked, charged = plain(event), silo.charged()
@@ -253,7 +238,7 @@ def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> 
     m = query.mechanism
     if m.total:
         return (value - n * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels) * float(m.clip)
-    return (value / STEP if row.steps > 1 else value) * int((held if row.statistic.on_held_out else ~held).sum())
+    return (value / answers.STEP if row.steps > 1 else value) * int((held if row.statistic.on_held_out else ~held).sum())
 
 
 def _blur(row: Row, query: Query, n: int) -> float:

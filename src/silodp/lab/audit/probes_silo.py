@@ -11,11 +11,9 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from silodp.core.errors import BadInput, Refused
@@ -28,6 +26,7 @@ from silodp.core.protocol.codec import OVERHEAD, Answer, decode_reply
 from silodp.core.query import Query, Release
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Statistic
+from silodp.lab.audit import normal
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
 from silodp.lab.audit.persons import ROWS, attack_gate, attack_persons
 from silodp.lab.audit.pipeline import BUDGET, DIM, Blank, Caught, Free, Pipeline, Probes, Silo, question
@@ -72,23 +71,8 @@ def _check_noise(pipeline: Pipeline, seeds: Sequence[int]) -> None:
     w = torch.zeros(len(seeds), dim)
     queries = [Query(s, Gaussian("probe", 1.0, multiplier)) for s in (Grad(w), Grad(w), GradDiff(w + 1, w))]
     std = multiplier * 2 / torch.tensor(counts, dtype=torch.float64)[:, None]
-    drawn = {k: answerer.answer(query, range(3)).double() / std for k, query in enumerate(queries)}
-    names = [f"round {r}, seed {s}, silo {i}" for r, s, i in product(drawn, seeds, range(3))]
-    vectors = torch.stack(list(drawn.values())).reshape(len(names), dim)
-    _check_sizes(vectors, names)
-    limit = stats.norm.isf(FALSE_ALARM / len(names) ** 2) / math.sqrt(dim)
-    matrix = torch.corrcoef(vectors).fill_diagonal_(0).abs()
-    worst = int(matrix.argmax())
-    if float(matrix.max()) > limit:
-        a, b = names[worst // len(names)], names[worst % len(names)]
-        raise Caught(f"the noise of ({a}) and that of ({b}) have a correlation of {float(matrix.max()):.2f}")
-
-
-def _check_sizes(vectors: Tensor, names: list[str]) -> None:
-    low, high = stats.chi2.interval(1 - FALSE_ALARM / len(names), vectors.shape[1])
-    for name, total in zip(names, vectors.square().sum(1).tolist(), strict=True):
-        if not low < total < high:
-            raise Caught(f"({name}) has {math.sqrt(total / vectors.shape[1]):.2f} times the noise that the query asks for")
+    drawn = [(answerer.answer(query, range(3)).double() / std).flatten(0, 1) for query in queries]
+    normal.look(torch.cat(drawn).numpy(), f"simulated releases of {len(seeds)} seeds, 3 silos and 3 rounds", FALSE_ALARM)
 
 
 @SIMULATION.probe("hostile records")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from scipy import stats
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.host import atomic
 from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lower, refuted, trade_off
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan
@@ -62,16 +62,17 @@ SECRET = "the attacker does not know who is in a batch; its scores are not Gauss
 RENYI = "no tight accountant is known for this sampling under replace-one; the Renyi bound charges more than anybody can learn"
 
 COINS = "its price pays for rounding and for the tails of binomial noise, and converts from one Renyi order"
-VIEWS = {
-    "deployed": "deployed gate",
-    "shuffle": "totals of a shuffle",
-    "persons": "a person of 20 rows",
-    "persons of changing rows": "a person of 1 row or 20",
-    "deployed shuffle": "totals of deployed silos",
-    "deployed counts": "one silo's counts at the shuffler",
-    "deployed masks": f"masked totals, {COLLUDING} of {COHORT} silos colluding",
+ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
+    "simulated": ("", attack),
+    "deployed": ("deployed gate", attack_deployed),
+    "shuffle": ("totals of a shuffle", attack_shuffled),
+    "persons": ("a person of 20 rows", attack_persons),
+    "persons of changing rows": ("a person of 1 row or 20", partial(attack_persons, first=1)),
+    "deployed shuffle": ("totals of deployed silos", attack_totals),
+    "deployed counts": ("one silo's counts at the shuffler", attack_counts),
+    "deployed masks": (f"masked totals, {COLLUDING} of {COHORT} silos colluding", attack_masked),
 }
-"""What is attacked, by the name of the gate; the simulated gate needs none."""
+"""What is attacked, in words (of the simulated gate there is nothing to say), and how, by the name of the gate."""
 PERSONS = ("persons", "persons of changing rows")
 COUNTED = ("deployed shuffle", "deployed counts", "deployed masks")
 SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
@@ -136,22 +137,8 @@ def _claims(case: Case, gate: str) -> Claims:
 
 
 def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    match gate:
-        case "deployed":
-            return attack_deployed(case, runs)
-        case "persons":
-            return attack_persons(case, runs, seed=seed)
-        case "persons of changing rows":
-            return attack_persons(case, runs, first=1, seed=seed)
-        case "shuffle":
-            return attack_shuffled(case, runs, seed=seed)
-        case "deployed shuffle":
-            return attack_totals(case, runs)
-        case "deployed counts":
-            return attack_counts(case, runs)
-        case "deployed masks":
-            return attack_masked(case, runs)
-    return attack(case, runs, seed=seed)
+    """Deployed gates draw from the operating system, and take no seed."""
+    return ATTACKS[gate][1](case, runs, **{} if gate.startswith("deployed") else {"seed": seed})
 
 
 def _words(case: Case) -> str:
@@ -196,7 +183,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def special_of(row: dict[str, Any]) -> str:
-    return VIEWS.get(row["gate"], row["sampling"] if row["gap"] else "")
+    return ATTACKS[row["gate"]][0] or (row["sampling"] if row["gap"] else "")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -215,20 +202,13 @@ def write(rows: Sequence[dict[str, Any]], folder: Path, answers: Sequence[dict[s
     """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and answers.csv where there are any."""
     make_folder(folder)
     flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
-    (folder / "audit.json").write_text(json.dumps({"rows": flat, "answers": list(answers)}, indent=1) + "\n")
+    atomic.write_json(folder / "audit.json", {"rows": flat, "answers": list(answers)})
     for name, kept in (("audit.csv", flat), ("answers.csv", answers)):
-        if not kept:
-            continue
-        with (folder / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(kept[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(kept)
-    with (folder / "curves.csv").open("w", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(("algorithm", "sampling", "gate", "claimed_epsilon", "false_alarm", "miss"))
-        for row in rows:
-            name = (row["algorithm"], row["sampling"], row["gate"], row["claimed_epsilon"])
-            lines.writerows((*name, a, b) for a, b in zip(*row["curve"].values(), strict=True))
+        if kept:
+            atomic.write_table(folder / name, list(kept[0]), kept)
+    named = ("algorithm", "sampling", "gate", "claimed_epsilon")
+    points = ((*(row[name] for name in named), *point) for row in rows for point in zip(*row["curve"].values(), strict=True))
+    atomic.write_table(folder / "curves.csv", (*named, "false_alarm", "miss"), points)
     draw(rows, folder)
     write_environment(folder, noise="simulation: seeded pseudo-random float noise; rows of deployed silos: exact lattice noise or coins")
 

@@ -28,13 +28,12 @@ from silodp.core.weights import Weights
 from silodp.lab.audit import claims
 from silodp.lab.audit.canary import RECORDS, canary_problem, neighbours
 from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.lab.audit.transcript import CLIP, Attacker, Case, Stage, no_partition, played
+from silodp.lab.audit.transcript import CLIP, Attacker, Case, Stage, no_partition, played, remembering
 from silodp.server.algorithms import find
 from silodp.server.federation import Answered, Everyone, Federation
 from silodp.server.plan import Plan
 from silodp.server.settings import default_shares
 from silodp.server.shuffled import ShuffledFederation
-from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.testing.federation import Recording
 
@@ -170,7 +169,7 @@ class Deployed:
 
     def counts(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
         """For each run and round: the counts of every silo."""
-        exact, queries = _remembering(self.pipeline.exact), self.queries()
+        exact, queries = remembering(self.pipeline.exact), self.queries()
         silos = [exact(canary_problem(), self.world.select([i]), partition=no_partition) for i in range(len(self.world))]
         for _ in range(runs):
             yield [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
@@ -194,20 +193,3 @@ def _unsealed(pool: Any) -> Any:
             return box.hex(), self.known[box]
 
     return Unsealed(None, (), largest=RECORDS)
-
-
-def _remembering(exact: type[Exact]) -> type[Exact]:
-    """The same arithmetic, which sums the integers of a point's records once: the sum is the same in every run, and takes longer than the coins."""
-
-    class Remembering(exact):
-        def _rows_of(self, statistic: Any) -> Any:
-            self._point = float(statistic.w[0, 0])
-            return super()._rows_of(statistic)
-
-        def _sum(self, rows: Any, chosen: np.ndarray, *given: Any, **more: Any) -> np.ndarray:
-            kept, key = self.__dict__.setdefault("kept", {}), (self._point, chosen.tobytes(), given, *more.values())
-            if key not in kept:
-                kept[key] = super()._sum(rows, chosen, *given, **more)
-            return kept[key].copy()
-
-    return Remembering

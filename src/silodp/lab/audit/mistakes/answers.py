@@ -121,45 +121,39 @@ class NobodyHeldOut(Exact):
             self._held = held
 
 
-@plant("one sub-sampled batch for all questions", "exact")
-class OneBatchForAll(Exact):
+def drawing(name: str, drawn: Callable[[Exact, Any], np.ndarray], *kinds: type[Sampling]) -> None:
+    """Plants an answerer that draws batches of these kinds otherwise."""
+
+    class Drawing(Exact):
+        def _batch(self, sampling: Sampling) -> np.ndarray:
+            return drawn(self, sampling) if isinstance(sampling, kinds) else super()._batch(sampling)
+
+    plant(name, "exact")(Drawing)
+
+
+def one_batch_for_all(exact: Exact, sampling: Sampling) -> np.ndarray:
     """A sub-sampled batch is drawn once and kept: secret, and always the same."""
-
-    def _batch(self, sampling: Sampling) -> np.ndarray:
-        if not isinstance(sampling, Poisson | WithoutReplacement):
-            return super()._batch(sampling)
-        return self.__dict__.setdefault("kept", {}).setdefault(sampling, super()._batch(sampling))
+    return exact.__dict__.setdefault("kept", {}).setdefault(sampling, Exact._batch(exact, sampling))
 
 
-@plant("one record more without replacement", "exact")
-class OneMore(Exact):
-    """A batch without replacement with one record more than is paid for."""
-
-    def _batch(self, sampling: Sampling) -> np.ndarray:
-        if not isinstance(sampling, WithoutReplacement):
-            return super()._batch(sampling)
-        return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n)) + 1]
+def one_more(exact: Exact, sampling: Sampling) -> np.ndarray:
+    return lattice.Keystream().permutation(exact._n)[: int(sampling.batch(exact._n)) + 1]
 
 
-@plant("one coin for two records", "exact")
-class InPairs(Exact):
+def in_pairs(exact: Exact, sampling: Poisson) -> np.ndarray:
     """One coin for two neighbours."""
-
-    def _batch(self, sampling: Sampling) -> np.ndarray:
-        if not isinstance(sampling, Poisson):
-            return super()._batch(sampling)
-        return np.flatnonzero(np.repeat(lattice.Keystream().coins(-(-self._n // 2), sampling.rate), 2)[: self._n])
+    return np.flatnonzero(np.repeat(lattice.Keystream().coins(-(-exact._n // 2), sampling.rate), 2)[: exact._n])
 
 
-@plant("partition drawn anew", "exact")
-class FreshPartition(Exact):
-    """Disjoint batches of a permutation that is drawn anew for each question."""
+def fresh_partition(exact: Exact, sampling: DisjointBatches) -> np.ndarray:
+    size = exact._n // sampling.batches
+    return lattice.Keystream().permutation(exact._n)[sampling.index * size : (sampling.index + 1) * size]
 
-    def _batch(self, sampling: Sampling) -> np.ndarray:
-        if not isinstance(sampling, DisjointBatches):
-            return super()._batch(sampling)
-        size = self._n // sampling.batches
-        return lattice.Keystream().permutation(self._n)[sampling.index * size : (sampling.index + 1) * size]
+
+drawing("one sub-sampled batch for all questions", one_batch_for_all, Poisson, WithoutReplacement)
+drawing("one record more without replacement", one_more, WithoutReplacement)
+drawing("one coin for two records", in_pairs, Poisson)
+drawing("partition drawn anew", fresh_partition, DisjointBatches)
 
 
 # --- what is charged ------------------------------------------------------------------------------------------------------------------

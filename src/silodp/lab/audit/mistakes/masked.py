@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import MODULI, offered
-from silodp.lab.audit.mistakes import Mistakes, instead
+from silodp.lab.audit.mistakes import Mistakes, during, instead
 from silodp.silo.service import masking
 from silodp.silo.service.masking import Masker, _Run
 
@@ -19,15 +20,18 @@ OF_MASKS = Mistakes()
 plant = OF_MASKS.plant
 
 
-@plant("mask reused between queries", "masker")
-class OneMask(Masker):
-    """The pair's key does not depend on the question: the difference of two answers has no mask."""
+def planted(name: str, method: str, part: str, mistaken: Callable[..., Any]) -> type[Masker]:
+    """The shipped masker, in whose `method` this takes the place of what `masking` calls `part`."""
+    return plant(name, "masker")(during(Masker, method, lambda masker, words: instead(masking, part, mistaken)))
 
-    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        with instead(
-            masking, "masked", lambda shipped, c, own, mine, rows, digest, modulus: shipped(c, own, mine, rows, "0" * 64, modulus)
-        ):
-            return super().masked(asker, envelope, counts)
+
+# The pair's key does not depend on the question: the difference of two answers has no mask.
+OneMask = planted("mask reused between queries", "masked", "masked", lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]))
+# A server puts keys of its own beside the pinned identities, and takes every mask off.
+Unsigned = planted("unsigned key accepted", "check", "is_signed", lambda shipped, row, **about: True)
+# What the query says is what the price counts on, whoever is in the table.
+AbsentNoise = planted("noise of absent silos counted", "check", "counted", lambda shipped, rows, colluding: 2**60)
+TrustingAll = planted("noise of colluding silos counted", "check", "counted", lambda shipped, rows, colluding: shipped(rows, 0))
 
 
 @plant("counts without masks", "masker")
@@ -54,31 +58,6 @@ class Anybody(Masker):
         self.policy = replace(known, members=tuple(f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own))
         super().check(envelope, own)
         self.policy = known
-
-
-@plant("unsigned key accepted", "masker")
-class Unsigned(Masker):
-    """A server puts keys of its own beside the pinned identities, and takes every mask off."""
-
-    def check(self, envelope: Envelope, own: int) -> None:
-        with instead(masking, "is_signed", lambda shipped, row, **about: True):
-            super().check(envelope, own)
-
-
-@plant("noise of absent silos counted", "masker")
-class AbsentNoise(Masker):
-    """What the query says is what the price counts on, whoever is in the table."""
-
-    def check(self, envelope: Envelope, own: int) -> None:
-        with instead(masking, "counted", lambda shipped, rows, colluding: 2**60):
-            super().check(envelope, own)
-
-
-@plant("noise of colluding silos counted", "masker")
-class TrustingAll(Masker):
-    def check(self, envelope: Envelope, own: int) -> None:
-        with instead(masking, "counted", lambda shipped, rows, colluding: shipped(rows, 0)):
-            super().check(envelope, own)
 
 
 @plant("own noise not checked", "masker")

@@ -15,7 +15,7 @@ from gaussian_noise import gaussian_epsilon
 from silodp.core.privacy.accounting import Budget
 from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.core.sampling import DisjointBatches
-from silodp.lab.planning_shuffle import planned_totals
+from silodp.lab.planning import planned_totals
 from silodp.lab.studies import gallery, rates
 from silodp.lab.studies.compare import improvement, read_table
 from silodp.lab.studies.study import FIGURES, LEADERBOARD, MNIST, TRUST, VARIANCE, WBCD

@@ -14,6 +14,7 @@ from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
 from silodp.lab import charged as charged_search
 from silodp.lab import tune
+from silodp.lab.charged import wrong
 from silodp.lab.synthetic import TESTED, Shape, separation, signal_by_name, synthetic
 from silodp.server.order import Order
 from silodp.server.several import SCORE_SHARE
@@ -96,13 +97,13 @@ def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
     """Its noise is there: the released score is not the share itself, and scatters about it as its mechanism says."""
     seen = []
 
-    class Watched(charged_search.ErrorShare):
-        def view(self, problem, records, w):
-            found = super().view(problem, records, w)
-            seen.append(float((found.x.sum((1, 2)) / torch.tensor(found.counts)).mean()))
-            return found
+    def watched(problem, records, w):
+        found = wrong(problem, records, w)
+        seen.append(float((found.x.sum((1, 2)) / torch.tensor(found.counts)).mean()))
+        return found
 
-    answer = charged(tmp_path / "t", score=Watched())
+    monkeypatch.setattr(charged_search, "wrong", watched)
+    answer = charged(tmp_path / "t")
     gaps = [abs(a - c["score"]) for a, c in zip(seen, answer["candidates"], strict=True)]
     assert len(gaps) == 4
     share = (1 - charged_search.SCALING_SHARE) * SCORE_SHARE / 4
@@ -113,32 +114,26 @@ def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
     assert max(gaps) > 0.2 * std  # all four so small: probability below 0.001
 
 
-def test_an_interrupted_tuning_goes_on_and_ends_with_the_same_answer(tmp_path):
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_tuning_goes_on_and_ends_with_the_same_answer(tmp_path, monkeypatch):
     whole = charged(tmp_path / "whole")
-    calls = []
-
-    class Stops(charged_search.ErrorShare):
-        def view(self, *args):
-            calls.append(args)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return super().view(*args)
-
-    with pytest.raises(KeyboardInterrupt):
-        charged(tmp_path / "parts", score=Stops())
+    calls = iter((wrong, wrong, interrupted))
+    with monkeypatch.context() as patch:
+        patch.setattr(charged_search, "wrong", lambda *args: next(calls)(*args))
+        with pytest.raises(KeyboardInterrupt):
+            charged(tmp_path / "parts")
     again = charged(tmp_path / "parts")
     for key in ("candidates", "chosen", "price"):
         assert again[key] == whole[key]
 
 
-def test_a_finished_tuning_is_not_paid_for_twice(tmp_path):
+def test_a_finished_tuning_is_not_paid_for_twice(tmp_path, monkeypatch):
     first = charged(tmp_path / "t", "central", "poisson:4")
-
-    class Never(charged_search.ErrorShare):
-        def view(self, *args):
-            raise AssertionError("a record was looked at again")
-
-    assert charged(tmp_path / "t", "central", "poisson:4", score=Never()) == first
+    monkeypatch.setattr(charged_search, "wrong", interrupted)
+    assert charged(tmp_path / "t", "central", "poisson:4") == first
 
 
 @pytest.mark.parametrize("law", ["poisson:4", "geometric:3"])
@@ -183,19 +178,19 @@ def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_aga
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_curators_folder_is_born_when_all_runs_are_over(tmp_path, made):
+def test_a_curators_folder_is_born_when_all_runs_are_over(tmp_path, monkeypatch, made):
     """Its date of birth, which nobody can set, beside the answer's would tell how long it took."""
     folder, seen, was = tmp_path / "t", [], None
     if made:
         folder.mkdir()
         was = os.open(folder, os.O_RDONLY)  # keeps its number from being given again
 
-    class Looks(charged_search.ErrorShare):
-        def view(self, *args):
-            seen.append(folder.exists() and bool(list(folder.iterdir())))
-            return super().view(*args)
+    def looks(*args):
+        seen.append(folder.exists() and bool(list(folder.iterdir())))
+        return wrong(*args)
 
-    charged(folder, "central", "poisson:4", score=Looks())
+    monkeypatch.setattr(charged_search, "wrong", looks)
+    charged(folder, "central", "poisson:4")
     assert seen
     assert not any(seen)
     if was is not None:
@@ -226,13 +221,11 @@ def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, mo
 
 @pytest.mark.parametrize("trust", ["isrl", "central"])
 def test_noise_is_not_used_again_on_other_records(tmp_path, monkeypatch, trust):
-    class Stops(charged_search.ErrorShare):
-        def view(self, *args):
-            raise KeyboardInterrupt
-
     told = (tmp_path / "t", trust, "poisson:4" if trust == "central" else None)
-    with pytest.raises(KeyboardInterrupt):
-        charged(*told, score=Stops())
+    with monkeypatch.context() as patch:
+        patch.setattr(charged_search, "wrong", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            charged(*told)
     real = synthetic
 
     def edited(*args):
@@ -326,8 +319,8 @@ def test_a_wrong_word_leaves_nothing_that_the_right_command_would_find(silodp, t
 
 def test_a_wrong_model_or_label_leaves_no_folder_of_a_free_search(silodp, tmp_path):
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
-    for wrong in (("--model", "resnet"), ("--label", "y"), ("--rounds", 1, "--phase", 2)):
-        assert silodp("tune", "--public", "a.csv", "--trials", 1, *wrong, "--out", "t")[0] == 2
+    for words in (("--model", "resnet"), ("--label", "y"), ("--rounds", 1, "--phase", 2)):
+        assert silodp("tune", "--public", "a.csv", "--trials", 1, *words, "--out", "t")[0] == 2
         assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.lab.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
 from silodp.lab.planning import warn_of_delta
-from silodp.lab.runfolder import open_folder, refuse_runs, write_environment
+from silodp.lab.runfolder import open_folder, refuse_runs, seeded, write_environment
 from silodp.lab.simulation import connect
 from silodp.lab.studies.sweep import Tick, unseen
 from silodp.lab.tune import Ranges, code_of, finish, problem_of, row_of
@@ -55,25 +55,24 @@ def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
     return [every[i] for i in np.random.default_rng(order.coins).permutation(len(every))[:count]]
 
 
-class ErrorShare:
-    """By which runs are compared, less is better: the share of records whose class is predicted wrongly, as a mean over silos. It is released by a silo's
-    gate like anything else, and charged for, through the Moments statistic of one feature in [0, 1].
+# Runs are compared by the share of records whose class is predicted wrongly, as a mean over silos; less is better. It is released by a silo's gate
+# like anything else, and charged for, through the Moments statistic of one feature in [0, 1]. Moments also releases the square, for which it pays:
+# a factor of sqrt(2) in noise.
 
-    Moments also releases the square, for which it pays: a factor of sqrt(2) in noise.
-    """
 
-    def view(self, problem: Problem, records: Records, w: Tensor) -> Records:
-        """The silos' side: what the statistic is taken of, each record's own function of the record and the public w."""
-        with torch.no_grad():
-            scores = problem.outputs(w, records.x.flatten(0, 1))[0]
-        labels = records.y.flatten()
-        wrong = (scores.squeeze(-1) > 0) != (labels > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != labels
-        wrong = (wrong | ~torch.isfinite(scores).all(-1)).float().reshape(*records.y.shape, 1)
-        return Records(wrong * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
+def wrong(problem: Problem, records: Records, w: Tensor) -> Records:
+    """The silos' side: what the statistic is taken of, each record's own function of the record and the public w."""
+    with torch.no_grad():
+        scores = problem.outputs(w, records.x.flatten(0, 1))[0]
+    labels = records.y.flatten()
+    missed = (scores.squeeze(-1) > 0) != (labels > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != labels
+    missed = (missed | ~torch.isfinite(scores).all(-1)).float().reshape(*records.y.shape, 1)
+    return Records(missed * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
 
-    def ask(self, fed: Port, mechanism: Gaussian) -> float:
-        moments = Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-        return (float(fed.mean(Query(moments, mechanism.clipped(moments.norm)))[0, 0]) + 1) / 2
+
+def ask_share(fed: Port, mechanism: Gaussian) -> float:
+    moments = Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    return (float(fed.mean(Query(moments, mechanism.clipped(moments.norm)))[0, 0]) + 1) / 2
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,7 @@ class ChargedSearch:
     """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
 
 
-def search_charged(
-    search: ChargedSearch, records: Records, folder: Path, *, score: ErrorShare | None = None, seed: int | None = None, tick: Tick = unseen
-) -> dict:
+def search_charged(search: ChargedSearch, records: Records, folder: Path, *, seed: int | None = None, tick: Tick = unseen) -> dict:
     """Tries candidates on these records within the order's epsilon and delta in total, and returns the best by its released score.
 
     Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done again says the same again.
@@ -122,7 +119,7 @@ def search_charged(
         records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     problem = problem_of(order, records.x.shape[2:], search.classes)
     tried = candidates_of(search.ranges, order, search.candidates)
-    trials = _Trials(search, problem, records, score or ErrorShare(), tried, budgets, repetitions)
+    trials = _Trials(search, problem, records, tried, budgets, repetitions)
     hidden = hidden_of(folder, central=central)
     if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise BadInput(f"{folder} is not a folder that can be written; choose another --out")  # a curator's is opened at the end alone
@@ -147,9 +144,7 @@ def search_charged(
         scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
         tensors = {k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling
         atomic.write(folder / "model.safetensors", save(tensors), mode=0o644)
-    write_environment(
-        folder, noise=f"seeded pseudo-random float noise, {'seed from the operating system' if seed is None else f'seed {seed}'}"
-    )
+    write_environment(folder, noise=seeded(seed))
     finish(folder, answer, answer.pop("order"))
     clean_up(folder, hidden, central=central)
     return answer
@@ -165,10 +160,10 @@ class _Trials:
     seed: int
 
     def __init__(
-        self, search: ChargedSearch, problem: Problem, records: Records, score: ErrorShare, tried: Sequence[Order], budgets: Sequence[Budget],
+        self, search: ChargedSearch, problem: Problem, records: Records, tried: Sequence[Order], budgets: Sequence[Budget],
         repetitions: Repetitions | None,
     ) -> None:  # fmt: skip
-        self.search, self.problem, self.records, self.score, self.tried, self.budgets = search, problem, records, score, tried, budgets
+        self.search, self.problem, self.records, self.tried, self.budgets = search, problem, records, tried, budgets
         if repetitions is None:
             self.plan = self._plan(tried, budgets, scaling=search.scale)
             return
@@ -238,11 +233,11 @@ class _Trials:
 
     @staticmethod
     def _price(name: str, budget: Budget, spent: float) -> dict:
-        return {"name": name, "epsilon": budget.epsilon, "delta": budget.delta, "spent_epsilon": spent}
+        return {"name": name, **asdict(budget), "spent_epsilon": spent}
 
     def _plan(self, tried: Sequence[Order], budgets: Sequence[Budget], *, scaling: bool) -> Plan:
         scaled = self.records.x.shape[2] if scaling else None
-        return plan_several(tried, budgets, self.records.counts, scaled=scaled, score=self.score.ask)
+        return plan_several(tried, budgets, self.records.counts, scaled=scaled, score=ask_share)
 
     def _connect(self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]) -> Federation:
         everyone, alike = Everyone(len(records)), Weights("equal", records.counts)
@@ -252,10 +247,8 @@ class _Trials:
         fed, given = self._connect(self.records, ledger, (0, 0)), plan.mechanisms
         mean, scale = learn_scaling(fed, self.records.x.shape[2], ranges=given["ranges"], moments=given["moments"])
         x = (self.records.x - mean.float()) / scale.float() * self.records.mask.unsqueeze(-1)
-        return Records(x, self.records.y, self.records.counts, self.records.names), {
-            "scaling.mean": mean.float(),
-            "scaling.scale": scale.float(),
-        }
+        kept = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
+        return Records(x, self.records.y, self.records.counts, self.records.names), kept
 
     def _carry_out(
         self, i: int, candidate: Order, plan: Plan, ledger: MemoryLedger, records: Records, path: Path, scaling, *, stream: int
@@ -271,6 +264,6 @@ class _Trials:
             w = torch.full_like(start, torch.nan)
         value = 1.0  # of a run that diverged: everybody can see that from w
         if bool(torch.isfinite(w).all()):
-            seen = self._connect(self.score.view(self.problem, records, w), ledger, (2, stream))
-            value = self.score.ask(seen, plan.mechanisms[f"{i}/score"])
+            seen = self._connect(wrong(self.problem, records, w), ledger, (2, stream))
+            value = ask_share(seen, plan.mechanisms[f"{i}/score"])
         atomic.write(path, save({"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}))

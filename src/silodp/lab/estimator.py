@@ -6,6 +6,7 @@ In simulation, as there: all silos are in this process, and each is protected in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,47 +22,28 @@ from silodp.silo.data.tables import rows_of
 from silodp.silo.predict import said
 
 
+@dataclass(eq=False, repr=False)
 class _Private(BaseEstimator):
     """What both have: settings of an Order, where None is the Order's own default, and how rows come in."""
 
-    def __init__(
-        self,
-        epsilon: float | Mapping[str, float] = 3.0,
-        *,
-        target: Any = None,
-        delta: float | Mapping[str, float] | None = None,
-        model: str | None = None,
-        algorithm: str | None = None,
-        rounds: int | None = None,
-        step: float | None = None,
-        clip: float | None = None,
-        prox: str | None = None,
-        weights: str | None = None,
-        trust: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        ranges: Ranges | Sequence[tuple[float, float]] | None = None,
-        schema: Any = None,
-        label: str = "label",
-        out: str | Path | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.target = target
-        self.delta = delta
-        self.model = model
-        self.algorithm = algorithm
-        self.rounds = rounds
-        self.step = step
-        self.clip = clip
-        self.prox = prox
-        self.weights = weights
-        self.trust = trust
-        self.settings = settings
-        self.ranges = ranges
-        self.schema = schema
-        self.label = label
-        self.out = out
-        self.random_state = random_state
+    epsilon: float | Mapping[str, float] = 3.0
+    _: KW_ONLY
+    target: Any = None
+    delta: float | Mapping[str, float] | None = None
+    model: str | None = None
+    algorithm: str | None = None
+    rounds: int | None = None
+    step: float | None = None
+    clip: float | None = None
+    prox: str | None = None
+    weights: str | None = None
+    trust: str | None = None
+    settings: Mapping[str, Any] | None = None
+    ranges: Ranges | Sequence[tuple[float, float]] | None = None
+    schema: Any = None
+    label: str = "label"
+    out: str | Path | None = None
+    random_state: int | None = None
 
     _plain_model = ""
 

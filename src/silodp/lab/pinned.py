@@ -87,16 +87,14 @@ def _installed(name: str) -> bool:
 
 def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]) -> dict[str, Any]:
     """For run.json: the function, where it starts, the noise to the last bit, and by what it is computed; all of it is public."""
-    noise = {kind: [v for part in _numbers(m) for v in part] for kind, m in mechanisms.items()}
     return {
         **code, "start": hashlib.sha256(start.contiguous().numpy().tobytes()).hexdigest(),
-        "noise": {kind: [number.hex() for number in numbers] for kind, numbers in noise.items()},
+        "noise": {kind: [number.hex() for name in m.noise for number in _numbers(getattr(m, name))] for kind, m in mechanisms.items()},
         **{name: torch.__version__ if name == "torch" else version(name) for name in PACKAGES}, "python": platform.python_version(),
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", "threads": torch.get_num_threads(),
         "native": native.library() is not None,
     }  # fmt: skip
 
 
-def _numbers(mechanism: Any) -> list[list[float]]:
-    """What decides a mechanism's noise."""
-    return [torch.as_tensor(getattr(mechanism, name), dtype=torch.float64).flatten().tolist() for name in mechanism.noise]
+def _numbers(value: Any) -> list[float]:
+    return torch.as_tensor(value, dtype=torch.float64).flatten().tolist()

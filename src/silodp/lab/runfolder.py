@@ -152,6 +152,11 @@ def open_folder(folder: Path, config: object) -> None:
         atomic.write_json(path, wanted, durable=True)
 
 
+def seeded(seed: int | None) -> str:
+    """What is said of a simulation's noise."""
+    return "seeded pseudo-random float noise, " + ("seed from the operating system" if seed is None else f"seed {seed}")
+
+
 def write_environment(folder: Path, *, noise: str) -> None:
     """environment.json: versions, machine and the kind of noise that was used."""
     facts = {

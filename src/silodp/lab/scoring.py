@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,8 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     if groups and not (bool((mean == 0).all()) and bool((scale == 1).all())):
         raise BadInput(f"--by is {by!r}, but the run in {folder} scales what the schema makes of a column; leave it out")
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    purpose, label = (
-        f"evaluate {_evaluations(folder)} {bins} {cap!r}{f' by {by}' if groups else ''}",
-        source.read_by.label if source.read_by else None,
-    )
+    purpose = f"evaluate {_evaluations(folder)} {bins} {cap!r}{f' by {by}' if groups else ''}"
+    label = source.read_by.label if source.read_by else None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     if order.totals:
         (found, paid), seen = _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked), {}
@@ -136,27 +134,30 @@ def _in_total(
 def profile_data(order: Order, source: Source) -> dict:
     """A profile of the silos' own files or of a built-in set, within the order's budgets."""
     loaded = replace(source, scale="none").load(order.coins, holes=True)
-    records, classes = loaded.records, loaded.classes
-    names = loaded.features or tuple(f"f{j}" for j in range(records.features))
-    labels = source.read_by.label.classes if source.read_by else tuple(source.class_names(classes))
-    budgets = _budgets(order, records)
-    problem = build(Words("linear", Task.plain(0)), len(names), load=load)  # a gate has a model even where nobody asks about it
-    problem.person = source.read_by.person if source.read_by else None
-    fed, ledger = _connected(problem, records, budgets, order.seed, "profile")
-    found = profile(fed, gaussian_for("profile", budgets, releases(labels)), features=names, classes=labels, counts=records.counts)
-    warn_of_delta(with_default_delta(order, records.names, records.counts))
-    return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+    names = loaded.features or tuple(f"f{j}" for j in range(loaded.records.features))
+    labels = source.read_by.label.classes if source.read_by else tuple(source.class_names(loaded.classes))
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for("profile", budgets, releases(labels))
+        return profile(fed, mechanism, features=names, classes=labels, counts=loaded.records.counts)
+
+    return _asked("profile", order, source, loaded.records, ask)
 
 
 def survival_data(order: Order, source: Source) -> dict:
     """The survival curve of the silos' own files, within the order's budgets."""
     label = survival_label(source.read_by.label if source.read_by else None)
     records = source.load(order.coins).records
+    return _asked("survival", order, source, records, lambda fed, b: survival(fed, gaussian_for("survival", b), label, records.counts))
+
+
+def _asked(purpose: str, order: Order, source: Source, records: Records, ask: Callable[[Federation, list[Budget]], dict]) -> dict:
+    """What these records are asked within the order's budgets, and what each silo has paid for it."""
     budgets = _budgets(order, records)
-    problem = build(Words("linear", Task.plain(0)), records.features, load=load)
+    problem = build(Words("linear", Task.plain(0)), records.features, load=load)  # a gate has a model even where nobody asks about it
     problem.person = source.read_by.person if source.read_by else None
-    fed, ledger = _connected(problem, records, budgets, order.seed, "survival")
-    found = survival(fed, gaussian_for("survival", budgets), label, records.counts)
+    fed, ledger = _connected(problem, records, budgets, order.seed, purpose)
+    found = ask(fed, budgets)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
@@ -194,13 +195,10 @@ def spent_of(folder: Path) -> dict:
     """What the run has cost so far; there is none before its end."""
     try:
         found = json.loads((folder / "spent.json").read_text())
+        parts = [(s, *(s.get(part, {}) for part in ("in_all", "evaluations"))) for s in found["silos"]]
         spent = [
-            (
-                s["name"],
-                *(float(s[k]) for k in ("spent_epsilon", "delta")),
-                *map(float, [*s.get("in_all", {}).values(), *s.get("evaluations", {}).values()]),
-            )
-            for s in found["silos"]
+            (s["name"], float(s["spent_epsilon"]), float(s["delta"]), *(float(v) for sum_ in sums for v in sum_.values()))
+            for s, *sums in parts
         ]
         if not spent or not isinstance(found["rule"], str):
             raise ValueError

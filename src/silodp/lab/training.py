@@ -38,7 +38,7 @@ from silodp.lab.advised import advised
 from silodp.lab.hidden import kept_seed, mark_of, places_key
 from silodp.lab.pinned import Code, pinned, refuse_imports
 from silodp.lab.planning import warn_of_delta
-from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, write_environment
+from silodp.lab.runfolder import SEED, begin, go_on, make_folder, refuse_others, seeded, write_environment
 from silodp.lab.simulation import asked_by, connect
 from silodp.lab.source import Loaded, Source
 from silodp.lab.studies.sweep import Tick, unseen
@@ -209,18 +209,9 @@ class _Run(Run):
     result = "spent.json"
 
     def __init__(
-        self,
-        made: Prepared,
-        problem: Problem,
-        records: Records,
-        folder: Path,
-        coin: int,
-        *,
-        seed: int,
-        source: Source,
-        reads: str,
+        self, made: Prepared, problem: Problem, records: Records, folder: Path, coin: int, *, seed: int, source: Source, reads: str,
         record: Progress,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(made, problem, folder, coin)
         self.records, self._seed, self._source, self._reads, self._record = records, seed, source, reads, record
         self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
@@ -298,8 +289,7 @@ class _Run(Run):
         order, rounds = self.made.order, self._rounds
         atomic.write(self.folder / "transcript.safetensors", save(self._values), mode=0o644)
         atomic.write(self.folder / "transcript.jsonl", "".join(json.dumps(r) + "\n" for r in rounds), mode=0o644)
-        noise = "seeded pseudo-random float noise, " + ("seed from the operating system" if order.seed is None else f"seed {order.seed}")
-        write_environment(self.folder, noise=noise)
+        write_environment(self.folder, noise=seeded(order.seed))
         silos = [
             {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
             | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})

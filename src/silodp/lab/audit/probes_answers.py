@@ -100,11 +100,8 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     gate = pipeline.open_gate(problem, records, held_out_share=0.4)
     for row in answerable():
         query = row.query(features=features)
-        m, batch, part = (
-            query.mechanism.clipped(1.5 * query.mechanism.clip),
-            query.mechanism.sampling.batch(n),
-            held if row.statistic.on_held_out else ~held,
-        )
+        m, batch = query.mechanism.clipped(1.5 * query.mechanism.clip), query.mechanism.sampling.batch(n)
+        part = held if row.statistic.on_held_out else ~held
         if m.total:
             m, std = replace(m, levels=5, noise_bits=37), math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
         else:
@@ -219,19 +216,19 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Whatever one record holds, it moves no sum by more than twice the clip; and it moves nothing that its part is not asked about."""
     n, features = 6, 8
     problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
-    for row in answerable():
+    gates = {
+        kind: [pipeline.open_gate(problem, r, held_out_share=0.4) for r in _variants(n, features, int(np.flatnonzero(part)[0]))]
+        for kind, part in ((True, held), (False, ~held))
+    }
+    for row, kind in itertools.product(answerable(), gates):
         if row.sampling is not FullBatch:
             continue
-        query = row.query(loud=False, features=features)
-        for part, limit in ((held, 1.0), (~held, 0.0)) if row.statistic.on_held_out else ((~held, 1.0), (held, 0.0)):
-            sums = []
-            for records in _variants(n, features, int(np.flatnonzero(part)[0])):
-                value = pipeline.open_gate(problem, records, held_out_share=0.4).answer(query, [0]).value[0, 0].double()
-                sums.append(_as_sum(row, query, value, n, held))
-            blur = _blur(row, query, n)
-            clip, far = float(query.mechanism.clip), float(torch.cdist(torch.stack(sums), torch.stack(sums)).max())
-            if not far <= limit * row.steps * 2 * clip * 1.001 + SURELY * blur * math.sqrt(2 * len(sums[0])):
-                raise Caught(f"{row}: one record moves the sum by {far / clip:.4g} clips; at most {2 * limit * row.steps:g} are paid for")
+        query, limit = row.query(loud=False, features=features), float(kind == row.statistic.on_held_out)
+        values = [gate.answer(query, [0]).value[0, 0].double() for gate in gates[kind]]
+        sums = torch.stack([_as_sum(row, query, value, n, held) for value in values])
+        clip, far = float(query.mechanism.clip), float(torch.cdist(sums, sums).max())
+        if not far <= limit * row.steps * 2 * clip * 1.001 + SURELY * _blur(row, query, n) * math.sqrt(2 * sums.shape[1]):
+            raise Caught(f"{row}: one record moves the sum by {far / clip:.4g} clips; at most {2 * limit * row.steps:g} are paid for")
 
 
 def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:

@@ -37,7 +37,7 @@ Ranges = Mapping[str, tuple[float, float]]
 class Held(Source):
     """Records that are in memory already."""
 
-    loaded: Loaded | None = field(default=None, repr=False)
+    loaded: Loaded = field(kw_only=True, repr=False)
     by: Schema | None = None
     names: tuple[str, ...] = ()
     """Of the classes."""
@@ -47,11 +47,9 @@ class Held(Source):
         return self.by
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
-        assert self.loaded is not None
         return self.loaded
 
     def words(self) -> dict[str, Any]:
-        assert self.loaded is not None
         return {"frames": list(self.loaded.records.names), "held_out": self.held_out}
 
     def class_names(self, classes: int) -> list[str]:

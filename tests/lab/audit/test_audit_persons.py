@@ -4,10 +4,10 @@ import pytest
 
 from silodp.core.problem.person import present
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
+from silodp.lab.audit.canary import persons
 from silodp.lab.audit.mutants import MUTANTS
-from silodp.lab.audit.persons import attack_gate, attack_persons, neighbours
 from silodp.lab.audit.pipeline import SOUND
-from silodp.lab.audit.transcript import Case, Stage, played
+from silodp.lab.audit.transcript import Case, Stage, attack_gate, attack_persons, played
 from silodp.silo.data.records import Records
 
 CASE = Case("mb-sgd", 1.0, {"rounds": 4})
@@ -25,7 +25,7 @@ def test_a_person_is_protected_as_claimed_whatever_rows_it_has(first):
 def test_the_same_file_by_rows_gives_a_person_away():
     """What a person is promised by nobody: the same people, in a file that is trained on row by row."""
     worlds = []
-    for world in neighbours():
+    for world in persons():
         there = present(world.y)
         worlds.append(Records(world.x[there][None], world.y[there][None], (int(there.sum()),), world.names))
     stage = Stage(CASE, CASE.plan(worlds[0].counts, SOUND), (worlds[0], worlds[1]), SOUND)

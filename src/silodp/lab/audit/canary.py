@@ -9,14 +9,17 @@ Where products of features are asked for, opposite records are alike; there the 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from silodp.core.problem.losses import squared_error
+from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
 from silodp.silo.data.records import Records
 
-STEEP, FAR, OUTPUTS = 300.0, -5.0, 4
+STEEP, FAR, OUTPUTS, ROWS = 300.0, -5.0, 4, 20
 RECORDS = 24
 """In each silo. Nothing depends on it: noise follows the sensitivity, 2 clip / n."""
 
@@ -49,3 +52,22 @@ def of_products() -> tuple[Problem, tuple[Records, Records]]:
         x[0, 0] = 1e4 * torch.eye(2)[feature]
         worlds.append(Records(x, torch.zeros(2, RECORDS), (RECORDS,) * 2, ("silo-0", "silo-1")))
     return Problem(nn.Linear(2, 1), squared_error), (worlds[0], worlds[1])
+
+
+# --- persons: one with 20 rows that all pull the same way, and one whose number of rows changes --------------------------------------
+
+
+def person_problem() -> Problem:
+    return Problem(nn.Linear(1, OUTPUTS), tilted, person=Person("person", ROWS))
+
+
+def persons(first: int = ROWS, *, quiet: bool = False) -> tuple[Records, Records]:
+    """Two silos that differ in person 0: `first` rows that pull one way, or ROWS that pull the other. The others have a row each, which pulls
+    at nothing if `quiet`."""
+    worlds = []
+    for sign, rows in ((-1.0, first), (1.0, ROWS)):
+        y = torch.full((1, RECORDS, ROWS), math.nan)
+        y[0, :, 0] = torch.linspace(-0.4, 0.5, RECORDS) * (0.0 if quiet else 1.0)
+        y[0, 0, :rows] = sign * STEEP
+        worlds.append(Records(torch.ones(1, RECORDS, ROWS, 1), y, (RECORDS,), ("silo",)))
+    return worlds[0], worlds[1]

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
@@ -26,9 +24,8 @@ from silodp.engine.clipping import clipped_sum
 from silodp.host.extension import load
 from silodp.lab.audit.bounds import one_run_epsilon
 from silodp.lab.audit.pipeline import SOUND, Pipeline
-from silodp.server.algorithms import find
+from silodp.lab.audit.transcript import Case
 from silodp.server.federation import Everyone, Federation
-from silodp.server.settings import default_shares, prepared, sampling_by_name
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
@@ -49,14 +46,10 @@ class OneRun:
     algorithm: str
     settings: dict[str, Any]
     epsilon: float
-    delta: float = 1e-5
     canaries: int = 1000
     guesses: int | None = None
     """A quarter of the canaries by default: those of which the attacker is surest. Fixed beforehand, so that the choice costs nothing."""
     model: str = "logistic"
-    step: float = 0.5
-    clip: float = 1.0
-    sampling: str | None = None
 
 
 def own_records(data: str | None, silo: Path | None, label: str, data_dir: Path | None) -> tuple[Tensor, Tensor, int]:
@@ -81,15 +74,11 @@ def one_run(order: OneRun, x: Tensor, y: Tensor, classes: int, *, seed: int = 0,
     coins = torch.from_numpy(np.random.default_rng(seed).integers(0, 2, m))
     both, records = _planted(x.flatten(1), y, m, coins)
     problem = build(Words(order.model, Task.plain(classes)), both.x.shape[-1], load=load)
-    algorithm = find(order.algorithm)
-    sampling = sampling_by_name(order.sampling, algorithm, int(order.settings.get("rounds", 1)))
-    run = prepared(algorithm, order.settings, order.step)
-    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, sampling) for kind in algorithm.kinds}
-    budget = Budget(order.epsilon, order.delta)
-    plan = pipeline.calibrate(run, mechanisms, budget, records.counts, shares=default_shares(algorithm, order.settings))
+    case = Case(order.algorithm, order.epsilon, order.settings, step=0.5)
+    plan = case.plan(records.counts, pipeline)
     gate, answerer = pipeline.simulated(problem, records, plan, [seed])
     channel = Recording(InProcess(gate))
-    for _ in run(Federation(channel, Everyone(1)), problem, problem.initial([seed]), **plan.mechanisms):
+    for _ in case.run()(Federation(channel, Everyone(1)), problem, problem.initial([seed]), **plan.mechanisms):
         pass
     believed = _Belief(m)
     for query, _, release in channel.log:
@@ -97,11 +86,11 @@ def one_run(order: OneRun, x: Tensor, y: Tensor, classes: int, *, seed: int = 0,
     scores = believed.coins()
     sure = scores.abs().topk(guesses).indices
     correct = int(((scores[sure] > 0) == (coins[sure] > 0)).sum())
-    bound = one_run_epsilon(m, guesses, correct, order.delta, 0.05)
+    bound = one_run_epsilon(m, guesses, correct, case.delta, 0.05)
     return {
-        "algorithm": order.algorithm, "claimed_epsilon": order.epsilon, "delta": order.delta, "empirical_epsilon": bound, "confidence": 0.95,
+        "algorithm": order.algorithm, "claimed_epsilon": order.epsilon, "delta": case.delta, "empirical_epsilon": bound, "confidence": 0.95,
         "runs": 1, "records": len(y), "canaries": m, "guesses": guesses, "correct": correct, "model": order.model,
-        "alarm": one_run_epsilon(m, guesses, correct, order.delta, ALARM) > order.epsilon,
+        "alarm": one_run_epsilon(m, guesses, correct, case.delta, ALARM) > order.epsilon,
     }  # fmt: skip
 
 

@@ -28,9 +28,9 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Statistic
 from silodp.lab.audit import normal
 from silodp.lab.audit.bounds import epsilon_of, gdp_lower
-from silodp.lab.audit.persons import ROWS, attack_gate, attack_persons
+from silodp.lab.audit.canary import ROWS
 from silodp.lab.audit.pipeline import BUDGET, DIM, Blank, Caught, Free, Pipeline, Probes, Silo, question
-from silodp.lab.audit.transcript import Case, attack
+from silodp.lab.audit.transcript import Case, attack, attack_gate, attack_persons
 from silodp.silo.answer.exact import lattice_step
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger

@@ -25,10 +25,9 @@ from silodp.lab.audit.bounds import epsilon_lower, epsilon_of, gdp_fit, gdp_lowe
 from silodp.lab.audit.canary import neighbours
 from silodp.lab.audit.claims import FACTOR, Claims, of_plan
 from silodp.lab.audit.masked import COHORT, COLLUDING, attack_masked, masked_claims
-from silodp.lab.audit.persons import attack_persons
 from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
-from silodp.lab.audit.transcript import Case, attack, attack_deployed
+from silodp.lab.audit.transcript import Case, attack, attack_deployed, attack_persons
 from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.studies.sweep import Tick, spread, unseen
 from silodp.server.algorithms import ALGORITHMS, find

@@ -23,7 +23,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
 from silodp.core.statistics import Grad
 from silodp.core.weights import Weights
-from silodp.lab.audit.canary import canary_problem, neighbours, of_products
+from silodp.lab.audit.canary import ROWS, canary_problem, neighbours, of_products, person_problem, persons
 from silodp.lab.audit.pipeline import SOUND, Pipeline
 from silodp.server.algorithms import find
 from silodp.server.federation import Answered, Everyone, Federation
@@ -35,7 +35,7 @@ from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
 CHUNK, REHEARSAL = 1000, 100
-CLIP, STEP = 1.0, 0.1
+CLIP = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Case:
     sampling: Sampling | None = None
     delta: float = 1e-5
     rule: str | None = None
+    step: float = 0.1
     gap: str = ""
     """Why the attack must stay below the claim, where it must."""
 
@@ -60,7 +61,7 @@ class Case:
         return Budget(self.epsilon, self.delta)
 
     def run(self) -> Callable[..., Any]:
-        return prepared(find(self.algorithm), self.settings, STEP)
+        return prepared(find(self.algorithm), self.settings, self.step)
 
     def plan(self, counts: Sequence[int], pipeline: Pipeline) -> Plan:
         algorithm = find(self.algorithm)
@@ -73,6 +74,12 @@ def attack(case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND) 
     """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the attacker how large the noise really is."""
     problem, worlds = of_products() if case.algorithm == "one-shot" else (canary_problem(), neighbours(quiet=case.batches.sampled))
     return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem), runs, seed)
+
+
+def attack_persons(case: Case, runs: int, *, first: int = ROWS, seed: int = 0, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """The same where a person is exchanged."""
+    worlds = persons(first)
+    return played(Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, person_problem()), runs, seed)
 
 
 def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -141,6 +148,16 @@ def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
         gate = remembering(SOUND.exact)(problem, world, partition=no_partition)
         value = torch.cat([gate.answer(query, [0])[:, 0] for _ in range(runs)])
         scores.append(attacker.evidence(query, value).numpy())
+    return scores[0], scores[1]
+
+
+def attack_gate(runs: int, *, first: int = ROWS, pipeline: Pipeline = SOUND) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of answers of the deployed arithmetic at noise multiplier 1, in two silos that differ in a person: each is 1-GDP."""
+    problem, scores = person_problem(), []
+    query = Query(Grad(problem.initial([0]).double()), Gaussian("gradient", 1.0, 1.0))
+    for world in persons(first, quiet=True):
+        gate = pipeline.open_gate(problem, world)
+        scores.append(np.array([float(gate.answer(query, [0]).value.sum()) for _ in range(runs)]))
     return scores[0], scores[1]
 
 

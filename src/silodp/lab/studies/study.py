@@ -181,9 +181,10 @@ def _spider(study: Study, curve: str, noise: str, phases: Sequence[int], algorit
     return [_arm(study, curve, noise, grid, algorithm, phase=q, **words) for q in phases if least <= q <= study.rounds]
 
 
-def _both_forms(study: Study, curve: str, noise: str, phases: Sequence[int]) -> list[Arm]:
+def _both_forms(study: Study, curve: str, noise: str) -> list[Arm]:
     slopes = (math.inf,) if noise == "paper" else study.grid.slopes[-1:]
     alternate = _arm(study, curve, noise, _tuned(study, slope=slopes), "spider-alternate", anchor_share=0.5)
+    phases = () if noise == "none" else study.grid.phases
     return _spider(study, curve, noise, phases) + ([alternate] if study.grid.alternate else [])
 
 
@@ -227,15 +228,11 @@ def _trusting(study: Study, name: str, trust: str) -> list[Arm]:
 
 
 ARMS: dict[str, Callable[[Study], list[Arm]]] = {
-    "spider": lambda s: _both_forms(s, "spider", "exact", s.grid.phases),
-    "mb-sgd": lambda s: _mb_sgd(s, "mb-sgd", "exact"),
-    "local-sgd": lambda s: _local(s, "local-sgd", "exact"),
-    "spider-paper": lambda s: _both_forms(s, "spider-paper", "paper", s.grid.phases),
-    "mb-sgd-paper": lambda s: _mb_sgd(s, "mb-sgd-paper", "paper"),
-    "local-sgd-paper": lambda s: _local(s, "local-sgd-paper", "paper"),
-    "spider-open": lambda s: _both_forms(s, "spider-open", "none", ()),
-    "mb-sgd-open": lambda s: _mb_sgd(s, "mb-sgd-open", "none"),
-    "local-sgd-open": lambda s: _local(s, "local-sgd-open", "none"),
+    **{
+        f"{method}{kind}": lambda s, arms=arms, curve=f"{method}{kind}", noise=noise: arms(s, curve, noise)
+        for method, arms in (("spider", _both_forms), ("mb-sgd", _mb_sgd), ("local-sgd", _local))
+        for kind, noise in (("", "exact"), ("-paper", "paper"), ("-open", "none"))
+    },
     "spider-diff": _shared,
     "spider-diff-open": lambda s: _spider(s, "spider-diff-open", "none", s.grid.phases),
     "diff2": lambda s: _spider(s, "diff2", "exact", s.grid.phases, "diff2"),

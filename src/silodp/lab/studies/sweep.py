@@ -218,17 +218,13 @@ def pending(store: Store, sweep: Sweep, shard: tuple[int, int] = (1, 1)) -> list
     return [(arm, t) for arm, t in units[shard[0] - 1 :: shard[1]] if (arm.key, t) not in store.done]
 
 
-def loss_of(row: dict[str, str]) -> float:
-    return float(row["train_loss"])
-
-
 def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The trials of the setting with the least mean training loss, as the paper tunes (on private data, and not charged for it)."""
     names = ("unit", *GRID)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return min(groups.values(), key=lambda group: sum(map(loss_of, group)) / len(group))
+    return min(groups.values(), key=lambda group: sum(float(row["train_loss"]) for row in group) / len(group))
 
 
 def as_tensor(rows: Sequence[dict[str, str]], column: str) -> Tensor:

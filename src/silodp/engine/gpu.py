@@ -19,15 +19,10 @@ class Gpu:
 
     def supports(self, task: Task) -> bool:
         point = task.points[0]
-        if (
-            task.limits is not None
-            or not point.is_cuda
-            or point.dtype != torch.float32
-            or point.shape[-1] != task.problem.dim
-            or task.y.is_floating_point()
-        ):
+        fits = task.limits is None and point.is_cuda and point.dtype == torch.float32 and point.shape[-1] == task.problem.dim
+        if not fits or task.y.is_floating_point() or task.problem.loss is not cross_entropy:
             return False
-        return task.problem.loss is cross_entropy and (model := compiled(task)) is not None and _fits(model)
+        return (model := compiled(task)) is not None and _fits(model)
 
     def sum(self, task: Task) -> Tensor:
         model = compiled(task)

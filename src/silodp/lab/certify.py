@@ -51,11 +51,8 @@ def neighbours(unit: str, records: int, features: int, rng: np.random.Generator)
         for name, length in (("nearly empty", 1), ("nearly empty, or far", 100)):  # quite empty ones make some code divide by zero
             yield f"all rows {name}", (x + length * own, np.ones(records)), (1e-3 * (x + own), np.ones(records))
     else:
-        for name, length in (
-            ("one row", 1),
-            ("one long row", 5),
-            ("one far row", 100),
-        ):  # a model soon fits a far row, and its gradient ends
+        # a model soon fits a far row, and its gradient ends
+        for name, length in (("one row", 1), ("one long row", 5), ("one far row", 100)):
             yield f"{name}, its label turned round", with_first(length * own, 1.0), with_first(length * own, 0.0)
 
 

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from silodp.core.errors import BadInput
-from silodp.lab.frames import Held, Ranges, Trained, by_schema, cells_of, columns_of, plainly, run, schema_of
+from silodp.lab.frames import Held, Ranges, Trained, by_schema, by_silo, cells_of, columns_of, plainly, run, schema_of
 from silodp.silo.data.tables import rows_of
 from silodp.silo.predict import said
 
@@ -57,8 +57,9 @@ class _Private(BaseEstimator):
 
     def _fit(self, x: Any, y: Any, silo: Any) -> Any:
         """Trains; afterwards `trained_` has the model, and `spent_` what each silo has spent."""
-        if isinstance(x, Mapping | list | tuple) and len(x) and all(isinstance(f, pd.DataFrame) for f in _each(x)):
-            source = self._of_frames(dict(x) if isinstance(x, Mapping) else {f"silo-{i}": frame for i, frame in enumerate(x)}, y, silo)
+        frames = by_silo(x) if isinstance(x, Mapping | list | tuple) else {}
+        if frames and all(isinstance(frame, pd.DataFrame) for frame in frames.values()):
+            source = self._of_frames(frames, y, silo)
         else:
             source = self._of_arrays(x, y, silo)
         self.trained_: Trained = run(source, self._order(), self.out)
@@ -179,7 +180,3 @@ class Regressor(RegressorMixin, _Private):
     def _from_schema(self, classes: Sequence[str]) -> None:
         if classes:
             raise BadInput("the schema's label has classes; use silodp.Classifier")
-
-
-def _each(x: Any) -> Any:
-    return x.values() if isinstance(x, Mapping) else x

@@ -117,7 +117,7 @@ def train(
     Without a schema every column but the label is a number, `classes` is the public list of the label's values (None for a number), and features
     are scaled by public `ranges` or else within the budget. With `out` the run's folder is kept: `silodp report` reads it.
     """
-    named = dict(frames) if isinstance(frames, Mapping) else {f"silo-{i}": frame for i, frame in enumerate(frames)}
+    named = by_silo(frames)
     if not named or not all(isinstance(frame, pd.DataFrame) for frame in named.values()):
         raise BadInput("train takes a list of pandas frames, one for each silo, or a mapping from silos' names to them")
     if schema is not None:
@@ -165,6 +165,10 @@ def order_of(settings: Mapping[str, Any]) -> Order:
 
 
 # --- tables to records ------------------------------------------------------------------------------------------------------------
+
+
+def by_silo(frames: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(frames) if isinstance(frames, Mapping) else {f"silo-{i}": frame for i, frame in enumerate(frames)}
 
 
 def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:

@@ -57,9 +57,8 @@ class Ranges:
             name = order.algorithm if order.algorithm not in (AUTO, "spider") else "mb-sgd" if q == 1 else "spider"
             found.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
         schedules = [(order.algorithm, scheduled(order)) for order in found]
-        return [
-            one for i, one in enumerate(found) if schedules[i] not in schedules[:i]
-        ]  # one without phases has one for each number of rounds
+        # one without phases has one for each number of rounds
+        return [one for i, one in enumerate(found) if schedules[i] not in schedules[:i]]
 
 
 def problem_of(order: Order, features: Sequence[int], classes: int) -> Problem:

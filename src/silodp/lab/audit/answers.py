@@ -61,9 +61,8 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.LocalSteps: lambda d: statistics.LocalSteps(_point(d, 1), STEPS, STEP),
     statistics.SteeredSteps: lambda d: statistics.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
     statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
-    statistics.Moments: lambda d: statistics.Moments(
-        torch.zeros(d), torch.full((d,), 5.0)
-    ),  # of zeros each u is -1: as long as a record can be
+    # of zeros each u is -1: as long as a record can be
+    statistics.Moments: lambda d: statistics.Moments(torch.zeros(d), torch.full((d,), 5.0)),
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
     statistics.GroupScore: lambda d: statistics.GroupScore(_point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0),
     statistics.ScoreTotal: lambda d: statistics.ScoreTotal(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),

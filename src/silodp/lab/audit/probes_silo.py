@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -114,17 +115,12 @@ def batches(pipeline: Pipeline, seed: int, folder: Path) -> None:
             raise Caught(str(error)) from None
 
 
-class _Broke:
-    def charge(self, event: object, silos: object) -> None:
-        raise Refused("budget")
-
-
 @SIMULATION.probe("charge before records")
 def charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """When the ledger refuses, no record has been looked at."""
     spy = Blank()
     try:
-        pipeline.gate(spy, _Broke(), dim=DIM, counts=[12]).answer(question(), [0])
+        pipeline.gate(spy, mock.Mock(**{"charge.side_effect": Refused("budget")}), dim=DIM, counts=[12]).answer(question(), [0])
     except Refused:
         pass
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -171,22 +171,19 @@ class ForgetsRounds(RoundStore):
         return reply
 
 
-@plant("total of too few", "channel")
-class ThroughFew(ThroughShuffler):
-    """As `passes_few`, in simulation."""
+def through(passed: Callable[[Tensor], Tensor]) -> type[ThroughShuffler]:
+    """The same in simulation: a shuffler that passes this on, whatever was planned."""
 
-    def ask(self, query: Query, silos: Sequence[int]) -> Total:
-        release = self._gate.answer(query, silos)
-        return Total(release.value.sum(1, keepdim=True), release.silos)
+    class Through(ThroughShuffler):
+        def ask(self, query: Query, silos: Sequence[int]) -> Total:
+            release = self._gate.answer(query, silos)
+            return Total(passed(release.value), release.silos)
+
+    return Through
 
 
-@plant("counts passed on unsummed", "channel")
-class ThroughSeparate(ThroughShuffler):
-    """As `passes_separate`, in simulation."""
-
-    def ask(self, query: Query, silos: Sequence[int]) -> Total:
-        release = self._gate.answer(query, silos)
-        return Total(release.value, release.silos)
+plant("total of too few", "channel")(through(lambda counts: counts.sum(1, keepdim=True)))
+plant("counts passed on unsummed", "channel")(through(lambda counts: counts))
 
 
 # --- the analyzer and the plan ----------------------------------------------------------------------------------------------------

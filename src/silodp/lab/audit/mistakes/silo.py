@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,16 +239,8 @@ class AnswersFirst(Gate):
 
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         value = self._answerer.answer(query, silos)
-        return Gate(_Computed(value), self.ledger, dim=self._dim, counts=self._counts, runs=self._runs).answer(query, silos)
-
-
-@dataclass(frozen=True, eq=False)
-class _Computed:
-    value: Tensor
-    features: int = 0
-
-    def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        return self.value
+        computed: Any = SimpleNamespace(features=0, answer=lambda query, silos: value)
+        return Gate(computed, self.ledger, dim=self._dim, counts=self._counts, runs=self._runs).answer(query, silos)
 
 
 @dataclass(frozen=True, eq=False)

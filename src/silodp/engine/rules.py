@@ -124,11 +124,7 @@ class Rule(NamedTuple):
     forward: Callable[..., Tensor]
     """(module, parameters, input, u) to the output, newly made; parameters (S, *shape) where `several` and each silo has a point of its own."""
     part: Callable[..., Part]
-    """(module, terms, names of the parameters to train) to what the layer contributes.
-
-    A gradient is one term (u, e). A difference is the sum of two, (u1, De) and (Du, e2), or of the first alone where both points see the
-    same input; what does not depend on the input, as a bias, comes from the first term alone.
-    """
+    """(module, terms as in `ghost.Term`, with u for a, names of the parameters to train) to what the layer contributes."""
     several: bool = False
 
 

@@ -34,12 +34,13 @@ class Structured:
         return task.limits is None and numbers(task.problem, task.x) is not None
 
     def sum(self, task: Task) -> Tensor:
-        size, memory, threads = task.bytes(numbers(task.problem, task.x) or 1), _share(task), _threads(task)
+        threads = torch.get_num_threads() if task.points[0].device.type == "cpu" else 1
+        fit = min(task.chunk, task.memory // threads) // task.bytes(numbers(task.problem, task.x) or 1)
         work = _Work(task.laid_out())
         jobs = [
             (run, s, n)
             for run, order in enumerate(work.orders)
-            for s, n in _jobs(len(order), order.shape[1], max(1, memory // size), threads, work.alone)
+            for s, n in _jobs(len(order), order.shape[1], max(1, fit), threads, work.alone)
         ]
         if threads == 1 or len(jobs) < 2:
             for job in jobs:
@@ -51,15 +52,6 @@ class Structured:
                 done.result()
         torch.set_num_threads(threads)  # what the next thread to start would find, beside our own
         return work.out
-
-
-def _threads(task: Task) -> int:
-    return torch.get_num_threads() if task.points[0].device.type == "cpu" else 1
-
-
-def _share(task: Task) -> int:
-    """Bytes for each thread's temporaries."""
-    return min(task.chunk, task.memory // _threads(task))
 
 
 def _jobs(silos: int, records: int, fit: int, threads: int, alone: bool) -> Iterator[tuple[slice, list[slice]]]:

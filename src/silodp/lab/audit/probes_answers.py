@@ -124,14 +124,7 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
 
     Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in local steps: their gradients change on the way.
     """
-    m, total = query.mechanism, exact_sum(row.statistic)
-    if m.total:
-        batch = int(m.sampling.batch(N))
-        sums = (value - batch * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels)
-        blur = 2 / m.levels * math.sqrt(batch * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
-    else:
-        steps = -value / answers.STEP - row.steps * answers.pull_of(query) if row.steps > 1 else value
-        sums, blur = steps * answers.divisor(query), 2 * float(m.noise_multiplier) * math.sqrt(row.steps)
+    total, sums, blur = exact_sum(row.statistic), _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT)), _blur(row, query, N)
     counted, rest = np.full(N, -1), sums.clone()
     for k in np.flatnonzero(answers.own_part(query)):
         at, own = answers.own_coordinates(int(k)), total[answers.own_coordinates(int(k))]
@@ -153,6 +146,7 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
 
     With next to no noise, where tolerances are 9 standard deviations.
     """
+    partitions: list[tuple[Row, Query, Answering, np.ndarray]] = []
     for row, silo in _silos(pipeline, folder):
         query = row.query(loud=False)
         value = silo.put(query)
@@ -171,23 +165,28 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
                 raise Caught(f"{row}: somebody is missing in a full batch")
         elif row.sampling is DisjointBatches:
             _check_partition(row, query, silo, seen)
+            partitions.append((row, query, silo, seen))
         else:
             draws = [times(row, query, silo.direct(query))[seen_are] for _ in range(8)]
             if all((draw == draws[0]).all() for draw in draws):
                 raise Caught(f"{row}: eight questions get the same batch")
+    for silo in {silo.path: silo for _, _, silo, _ in partitions}.values():
+        silo.restart()
+    for row, query, silo, seen in partitions:
+        if not (times(row, query, silo.put(query)) == seen).all():
+            raise Caught(f"{row}: asked again, a batch has other records; a partition must never be drawn anew")
 
 
 def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) -> None:
-    def batch(index: int, name: str = "run", *, at_door: bool = False) -> np.ndarray:
+    def batch(index: int, name: str = "run") -> np.ndarray:
         asked = replace(query, mechanism=replace(query.mechanism, sampling=DisjointBatches(3, index, name)))
-        return times(row, asked, (silo.put if at_door else silo.direct)(asked))
+        return times(row, asked, silo.direct(asked))
 
     batches = np.stack([batch(i) for i in range(3)])
     visible = seen >= 0
     if not (batches[:, visible].sum(0) == row.steps).all() or not np.isin(batches[:, visible], (0, row.steps)).all():
         raise Caught(f"{row}: a record is in two batches of a partition, or in none")
-    silo.restart()
-    if not (batch(1, at_door=True) == seen).all() or not (batches[1] == seen).all():
+    if not (batches[1] == seen).all():
         raise Caught(f"{row}: asked again, a batch has other records; a partition must never be drawn anew")
     if all((batch(1, name) == seen).all() for name in ("second", "third")):
         raise Caught(f"{row}: partitions of other names are the same")
@@ -232,16 +231,19 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
-    m = query.mechanism
+    """(d,): the sum over the records of a batch that an answer of n records tells, noise included; of local steps, over all of them."""
+    m, batch = query.mechanism, query.mechanism.sampling.batch(n)
     if m.total:
-        return (value - n * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels) * float(m.clip)
-    return (value / answers.STEP if row.steps > 1 else value) * int((held if row.statistic.on_held_out else ~held).sum())
+        return (value - int(batch) * (m.levels / 2 + m.p * m.noise_bits)) * (2 / m.levels) * float(m.clip)
+    mean = -value / answers.STEP - row.steps * answers.pull_of(query) if row.steps > 1 else value
+    return mean * (batch * int((held if row.statistic.on_held_out else ~held).sum()) / n)
 
 
 def _blur(row: Row, query: Query, n: int) -> float:
+    """The standard deviation of a coordinate of it."""
     m = query.mechanism
     if m.total:
-        return 2 / m.levels * float(m.clip) * math.sqrt(n * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
+        return 2 / m.levels * float(m.clip) * math.sqrt(int(m.sampling.batch(n)) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
     return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
 
 

@@ -16,10 +16,9 @@ from silodp.core.protocol.codec import Envelope, Sealed, decode_reply, encode_qu
 from silodp.core.protocol.masks import MODULI, Row, read_table, write_table
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.masked import Companion, attack_masked, masked_claims, unmasked, with_cohort
 from silodp.lab.audit.pipeline import DIM, Caught, Pipeline, Probes, Silo, public
-from silodp.lab.audit.probes_silo import FALSE_ALARM
+from silodp.lab.audit.probes_silo import check_claims
 from silodp.lab.audit.transcript import Case
 from silodp.silo.service.masking import Masking
 
@@ -135,9 +134,4 @@ def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
 def colluding(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A masked total less the counts of those who collude, against the claim epsilon = 6 of its price: a separation twice as large is seen."""
     case = Case("mb-sgd", 6.0, {"rounds": 1})
-    scores = attack_masked(case, 800, pipeline=pipeline)
-    if refuted(*scores, masked_claims(case, pipeline), FALSE_ALARM):
-        mu = gdp_fit(*scores)[0]
-        raise Caught(
-            f"server and colluding silos tell neighbours apart as at epsilon {epsilon_of(mu, case.delta):.1f}, about; the price says {case.epsilon:g}"
-        )
+    check_claims(case, attack_masked(case, 800, pipeline=pipeline), masked_claims(case, pipeline), "server and colluding silos")

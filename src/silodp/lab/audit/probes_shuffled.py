@@ -22,10 +22,9 @@ from silodp.core.protocol.codec import Sealed, decode_reply
 from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_request
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.lab.audit.bounds import epsilon_of, gdp_fit, refuted
 from silodp.lab.audit.canary import canary_problem, neighbours
 from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Blank, Caught, Pipeline, Probes, Silo, public, sealing, signing
-from silodp.lab.audit.probes_silo import FALSE_ALARM
+from silodp.lab.audit.probes_silo import FALSE_ALARM, check_claims, check_retries
 from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
@@ -55,9 +54,7 @@ def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
     """Against what the shipped plan of this claim is worth at any delta."""
-    if refuted(*scores, claims_of(case, "shuffle", SOUND), FALSE_ALARM):
-        mu = gdp_fit(*scores)[0]
-        raise Caught(f"totals tell neighbours apart as at epsilon {epsilon_of(mu, case.delta):.1f}, about; the claim is {case.epsilon:g}")
+    check_claims(case, scores, claims_of(case, "shuffle", SOUND), "totals")
 
 
 @SHUFFLED_DEPLOYMENT.probe("estimate from totals")
@@ -174,12 +171,7 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught(f"a box may leave within a total of {first.demanded} records where its price counts on 36 and 12 may collude")
     if np.array_equal(first.counts, again.counts):
         raise Caught("two rounds get the same coins")
-    frame = member.frame("one", QUERY)
-    stored, head = member.handle(frame), member.ledger.head()
-    for when in ("", " after a restart"):
-        if member.handle(frame) != stored or member.ledger.head() != head:
-            raise Caught(f"the same question asked again{when} gets another box")
-        member.restart()
+    check_retries(member, member.frame("one", QUERY))
 
 
 @SHUFFLED_DEPLOYMENT.probe("boxes that count")

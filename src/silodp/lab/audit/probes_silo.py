@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +29,9 @@ from silodp.core.query import Query, Release
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Statistic
 from silodp.lab.audit import normal
-from silodp.lab.audit.bounds import epsilon_of, gdp_lower
+from silodp.lab.audit.bounds import epsilon_of, gdp_fit, gdp_lower, refuted
 from silodp.lab.audit.canary import ROWS
+from silodp.lab.audit.claims import Claims
 from silodp.lab.audit.pipeline import BUDGET, DIM, Blank, Caught, Free, Pipeline, Probes, Silo, question
 from silodp.lab.audit.transcript import Case, attack, attack_gate, attack_persons
 from silodp.silo.answer.exact import lattice_step
@@ -51,6 +53,13 @@ def transcript_attack(pipeline: Pipeline, seed: int, folder: Path) -> None:
     mu = gdp_lower(*attack(case, 2000, seed=seed, pipeline=pipeline), FALSE_ALARM)
     if mu > gdp_mu(case.budget):
         raise Caught(f"neighbours can be told apart as at epsilon {epsilon_of(mu, case.delta):.1f} or more; the claim is {case.epsilon:g}")
+
+
+def check_claims(case: Case, scores: tuple[np.ndarray, np.ndarray], held: Claims, who: str) -> None:
+    """Caught if the scores of an attack on totals refute one of the claims that follow from their price."""
+    if refuted(*scores, held, FALSE_ALARM):
+        found = epsilon_of(gdp_fit(*scores)[0], case.delta)
+        raise Caught(f"{who} tell neighbours apart as at epsilon {found:.1f}, about; the claim is {case.epsilon:g}")
 
 
 @SIMULATION.probe("noise size and correlation")
@@ -199,7 +208,10 @@ def restarts(pipeline: Pipeline, seed: int, folder: Path) -> None:
 def retries(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The same frame again, also after a restart, gets the same bytes and costs nothing."""
     silo = Silo(folder / "silo", pipeline)
-    frame = silo.frame("once", question())
+    check_retries(silo, silo.frame("once", question()))
+
+
+def check_retries(silo: Silo, frame: bytes) -> None:
     first, count = silo.handle(frame), silo.ledger.head()
     for again in ("", " after a restart"):
         if silo.handle(frame) != first:

@@ -152,29 +152,9 @@ def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Te
     return (z if bias is None else z + bias[:, None]).reshape(*a.shape[:-1], -1)
 
 
-def _linear_gradients(layer: nn.Linear, u: Tensor, e: Tensor) -> Tensor:
-    return torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2))
-
-
-def _group_norm_forward(layer: nn.GroupNorm, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u)
-
-
 def _affine(layer: nn.Module, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
     z = u * p["weight"] if "weight" in p else u.clone()
     return z + p["bias"] if "bias" in p else z
-
-
-def _embedding_known(layer: nn.Embedding, axes: int) -> bool:
-    return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
-
-
-def _embedding_forward(layer: nn.Embedding, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    return functional.embedding(a, p["weight"])
-
-
-def _sum_middle(layer: nn.Linear, e: Tensor) -> Tensor:
-    return e.flatten(1, -2).sum(1) if e.dim() > 2 else e.clone()
 
 
 def _sum_places(layer: nn.Conv2d | nn.GroupNorm, e: Tensor) -> Tensor:
@@ -186,12 +166,12 @@ def _sum_rows(layer: nn.LayerNorm, e: Tensor) -> Tensor:
 
 
 def _linear_part(layer: nn.Linear, terms: list[Term], names: set[str]) -> Part:
-    plain = terms[0].e.dim() == 2 and "weight" in names
-    return Outer(terms, names) if plain else _whole(_linear_gradients, _sum_middle)(layer, terms, names)
-
-
-def _embedding_part(layer: nn.Embedding, terms: list[Term], names: set[str]) -> Part:
-    return Tokens(layer, *terms[0])
+    if terms[0].e.dim() == 2 and "weight" in names:
+        return Outer(terms, names)
+    return _whole(
+        lambda layer, u, e: torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2)),
+        lambda layer, e: e.flatten(1, -2).sum(1) if e.dim() > 2 else e.clone(),
+    )(layer, terms, names)
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -206,8 +186,13 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: Rule(
         lambda layer, axes: axes >= 2,
         lambda layer, a: functional.group_norm(a, layer.num_groups, eps=layer.eps),
-        _group_norm_forward,
+        lambda layer, p, a, u: _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u),
         _whole(lambda layer, u, e: _sum_places(layer, u * e), _sum_places),
     ),
-    nn.Embedding: Rule(_embedding_known, lambda layer, a: a, _embedding_forward, _embedding_part),
+    nn.Embedding: Rule(
+        lambda layer, axes: layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse,
+        lambda layer, a: a,
+        lambda layer, p, a, u: functional.embedding(a, p["weight"]),
+        lambda layer, terms, names: Tokens(layer, *terms[0]),
+    ),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -67,10 +67,8 @@ class Pipeline:
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The door and the analyzer's federation find these parts where they look for the shipped ones."""
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(totals_module, "analysed", self.analysed))
-            stack.enter_context(mock.patch.object(door_module, "Exact", self.exact))
-            stack.enter_context(mock.patch.object(door_module, "Gate", self.gate))
+        door = mock.patch.multiple(door_module, Exact=self.exact, Gate=self.gate)
+        with door, mock.patch.object(totals_module, "analysed", self.analysed):
             yield
 
     def simulated(self, problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Any, Any]:

@@ -111,7 +111,9 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
         wrong = counts[:, :GROUPS].sum(1) != row.steps * size
         if wrong.any():
             raise Caught(f"{row}: a batch has {counts[wrong][0, :GROUPS].sum() / row.steps:g} records where {size} are paid for")
-        z = _evenly(counts, row.steps * MANY // GROUPS, size / MANY)
+        group, q = row.steps * MANY // GROUPS, size / MANY
+        # squares sum to chi-square with 15 degrees of freedom for a batch whose size is fixed, by the multivariate hypergeometric law
+        z = (counts - group * q) / np.sqrt(group * q * (1 - q) * MANY / (MANY - 1))
         for part in (z[:, :GROUPS], z[:, GROUPS:]):
             _chi_square(part, len(z) * (GROUPS - 1), f"{row}: some records are likelier in a batch than others", each)
         _anew(row, z, each)
@@ -139,11 +141,6 @@ def _inside(heads: int, tossed: int, q: float, level: float) -> bool:
 def _groups(totals: np.ndarray) -> list[tuple[str, int]]:
     names = [f"{word} {g} of {GROUPS}" for word, g in product(("block", "residue"), range(GROUPS))]
     return list(zip(names, totals.tolist(), strict=True))
-
-
-def _evenly(counts: np.ndarray, group: int, q: float) -> np.ndarray:
-    """Squares sum to chi-square with 15 degrees of freedom for a batch whose size is fixed, by the multivariate hypergeometric law."""
-    return (counts - group * q) / np.sqrt(group * q * (1 - q) * MANY / (MANY - 1))
 
 
 def _chi_square(z: np.ndarray, freedom: int, sentence: str, level: float) -> None:

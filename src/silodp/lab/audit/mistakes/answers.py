@@ -131,29 +131,23 @@ def drawing(name: str, drawn: Callable[[Exact, Any], np.ndarray], *kinds: type[S
     plant(name, "exact")(Drawing)
 
 
-def one_batch_for_all(exact: Exact, sampling: Sampling) -> np.ndarray:
-    """A sub-sampled batch is drawn once and kept: secret, and always the same."""
+def kept(exact: Exact, sampling: Sampling) -> np.ndarray:
+    """Drawn once: secret, and always the same."""
     return exact.__dict__.setdefault("kept", {}).setdefault(sampling, Exact._batch(exact, sampling))
 
 
-def one_more(exact: Exact, sampling: Sampling) -> np.ndarray:
-    return lattice.Keystream().permutation(exact._n)[: int(sampling.batch(exact._n)) + 1]
+def permuted(exact: Exact) -> np.ndarray:
+    return lattice.Keystream().permutation(exact._n)
 
 
 def in_pairs(exact: Exact, sampling: Poisson) -> np.ndarray:
-    """One coin for two neighbours."""
     return np.flatnonzero(np.repeat(lattice.Keystream().coins(-(-exact._n // 2), sampling.rate), 2)[: exact._n])
 
 
-def fresh_partition(exact: Exact, sampling: DisjointBatches) -> np.ndarray:
-    size = exact._n // sampling.batches
-    return lattice.Keystream().permutation(exact._n)[sampling.index * size : (sampling.index + 1) * size]
-
-
-drawing("one sub-sampled batch for all questions", one_batch_for_all, Poisson, WithoutReplacement)
-drawing("one record more without replacement", one_more, WithoutReplacement)
+drawing("one sub-sampled batch for all questions", kept, Poisson, WithoutReplacement)
+drawing("one record more without replacement", lambda exact, by: permuted(exact)[: int(by.batch(exact._n)) + 1], WithoutReplacement)
 drawing("one coin for two records", in_pairs, Poisson)
-drawing("partition drawn anew", fresh_partition, DisjointBatches)
+drawing("partition drawn anew", lambda exact, by: permuted(exact)[by.index :: by.batches][: exact._n // by.batches], DisjointBatches)
 
 
 # --- what is charged ------------------------------------------------------------------------------------------------------------------
@@ -168,15 +162,9 @@ def charging(otherwise: Callable[[Any], Any]) -> type[Gate]:
     return during(Gate, "answer", planted)
 
 
-def one_step_less(event: Any) -> Any:
-    """Local steps are charged for one less than there are."""
-    return replace(event, count=max(1, event.count - 1))
+def rarer(sampling: Sampling) -> Sampling:
+    return Poisson(sampling.rate / 2) if isinstance(sampling, Poisson) else sampling
 
 
-def rarer_coin(event: Any) -> Any:
-    """Poisson batches are charged at half their rate."""
-    return replace(event, sampling=Poisson(event.sampling.rate / 2)) if isinstance(event.sampling, Poisson) else event
-
-
-plant("local steps charged for one less", "gate")(charging(one_step_less))
-plant("coins charged at half their rate", "gate")(charging(rarer_coin))
+plant("local steps charged for one less", "gate")(charging(lambda event: replace(event, count=max(1, event.count - 1))))
+plant("coins charged at half their rate", "gate")(charging(lambda event: replace(event, sampling=rarer(event.sampling))))

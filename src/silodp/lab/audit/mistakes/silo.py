@@ -7,7 +7,6 @@ import copy
 import hashlib
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,12 +188,8 @@ class FloatNoise(Exact):
         return mean + float(mechanism.noise_multiplier) * float(mechanism.sensitivity(self._n)) * torch.randn(1, dim, dtype=torch.float64)
 
 
-def seed_from_server(door: Door, words: tuple[bytes]) -> AbstractContextManager:
-    """The keystream's key is a hash of what the server sent (Fed-BioMed let the server seed the noise)."""
-    return keyed(hashlib.sha256(words[0]).digest())
-
-
-plant("seed from the server", "door")(during(Door, "_answer", seed_from_server))
+# The keystream's key is a hash of what the server sent (Fed-BioMed let the server seed the noise).
+plant("seed from the server", "door")(during(Door, "_answer", lambda door, words: keyed(hashlib.sha256(words[0]).digest())))
 
 
 # --- sampling, plan, ledger, gate ---------------------------------------------------------------------------------------------------

@@ -166,9 +166,9 @@ def test_there_are_eighteen_mutants_of_a_silo():
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
-def test_every_mutant_is_caught_by_the_probe_that_is_made_for_it(name, tmp_path):
+def test_every_mutant_is_caught_by_the_probe_that_is_made_for_it(name, folder):
     with pytest.raises(Caught):
-        (SIMULATION | DEPLOYMENT)[CAUGHT_BY[name]](mutants.MUTANTS[name], 0, tmp_path)
+        (SIMULATION | DEPLOYMENT)[CAUGHT_BY[name]](mutants.MUTANTS[name], 0, folder)
 
 
 def test_what_the_examiner_reports_is_what_the_probes_say():

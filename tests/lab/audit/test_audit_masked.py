@@ -27,21 +27,21 @@ def test_every_mistake_with_masks_has_the_probe_that_catches_it():
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
-def test_a_planted_mistake_with_masks_is_caught(name, tmp_path):
+def test_a_planted_mistake_with_masks_is_caught(name, folder):
     with pytest.raises(Caught):
-        MASKED[CAUGHT_BY[name]](mutants.MUTANTS[name], 0, tmp_path)
+        MASKED[CAUGHT_BY[name]](mutants.MUTANTS[name], 0, folder)
 
 
 @pytest.mark.parametrize("probe", ["tables", "masks", "two cohorts"])  # the attack, below and in test_audit
-def test_the_shipped_masker_is_caught_by_none(probe, tmp_path):
-    MASKED[probe](SOUND, 0, tmp_path)
+def test_the_shipped_masker_is_caught_by_none(probe, folder):
+    MASKED[probe](SOUND, 0, folder)
 
 
 @pytest.mark.parametrize("name", ["noise of absent silos counted", "noise of colluding silos counted"])
-def test_noise_that_colluders_take_out_again_is_seen_by_what_they_learn(name, tmp_path):
+def test_noise_that_colluders_take_out_again_is_seen_by_what_they_learn(name, folder):
     """Not the check is looked at, but what the answers give away."""
     with pytest.raises(Caught, match="server and colluding silos tell neighbours apart"):
-        MASKED["what colluding silos learn"](mutants.MUTANTS[name], 0, tmp_path)
+        MASKED["what colluding silos learn"](mutants.MUTANTS[name], 0, folder)
 
 
 def test_server_and_colluding_silos_learn_what_the_others_noise_allows_and_less_than_the_claim():

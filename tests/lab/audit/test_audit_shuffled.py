@@ -108,15 +108,15 @@ PROBES = SHUFFLED_SIMULATION | SHUFFLED_DEPLOYMENT
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
-def test_every_mistake_of_a_shuffle_is_caught_by_the_probe_that_is_made_for_it(name, tmp_path):
+def test_every_mistake_of_a_shuffle_is_caught_by_the_probe_that_is_made_for_it(name, folder):
     with pytest.raises(Caught):
-        PROBES[CAUGHT_BY[name]](mutants.OF_A_SHUFFLE[name], 0, tmp_path)
+        PROBES[CAUGHT_BY[name]](mutants.OF_A_SHUFFLE[name], 0, folder)
 
 
 @pytest.mark.parametrize("name", ["total of too few", "counts passed on unsummed"])
-def test_the_simulated_shuffler_has_the_same_mistakes_caught(name, tmp_path):
+def test_the_simulated_shuffler_has_the_same_mistakes_caught(name, folder):
     with pytest.raises(Caught):
-        PROBES["one total of enough records"](mutants.OF_A_SHUFFLE[name], 0, tmp_path)
+        PROBES["one total of enough records"](mutants.OF_A_SHUFFLE[name], 0, folder)
 
 
 def test_there_are_sixteen_mistakes_of_a_shuffle_and_every_probe_is_needed():

@@ -185,19 +185,13 @@ def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: floa
 
 
 def plainly(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]],
-    silos: Sequence[str],
-    features: Sequence[str],
-    classes: Sequence[Any] | None,
-    ranges: Ranges | None,
-    *,
-    label: str = "label",
-    held_out: float = 0.0,
-) -> Held:
-    """Numbers (n, features) and labels (n,) of each silo; a label that is not in the public list is refused."""
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], silos: Sequence[str], features: Sequence[str], classes: Sequence[Any] | None,
+    ranges: Ranges | None, **about: Any,
+) -> Held:  # fmt: skip
+    """Numbers (n, features) and labels (n,) of each silo; a label that is not in the public list is refused. `about` is of the Source."""
     pairs = [(x, _targets(silo, y, classes)) for silo, (x, y) in zip(silos, parts, strict=True)]
     records, k = Records.of(pairs, silos), len(classes or ())
-    held: dict[str, Any] = {"label": label, "held_out": held_out, "names": tuple(map(str, classes or ()))}
+    held: dict[str, Any] = {"names": tuple(map(str, classes or ())), **about}
     if ranges is None:
         return Held(**held, loaded=Loaded(records, k, tuple(features), None, "private"))
     if lacking := [name for name in features if name not in ranges]:

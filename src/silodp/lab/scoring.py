@@ -88,7 +88,8 @@ def _evaluate(folder: Path, epsilon: str, bins: int, cap: float, seed: int | Non
     if groups and not (bool((mean == 0).all()) and bool((scale == 1).all())):
         raise BadInput(f"--by is {by!r}, but the run in {folder} scales what the schema makes of a column; leave it out")
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    purpose = f"evaluate {_evaluations(folder)} {bins} {cap!r}{f' by {by}' if groups else ''}"
+    before = (folder / "evaluations.jsonl").read_text("utf-8").splitlines() if (folder / "evaluations.jsonl").exists() else ()
+    purpose = f"evaluate {len(before)} {bins} {cap!r}{f' by {by}' if groups else ''}"
     label = source.read_by.label if source.read_by else None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     if order.totals:
@@ -207,14 +208,6 @@ def spent_of(folder: Path) -> dict:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is not known; restore it") from None
     return found
-
-
-def _evaluations(folder: Path) -> int:
-    """How many there were before."""
-    try:
-        return len((folder / "evaluations.jsonl").read_text("utf-8").splitlines())
-    except FileNotFoundError:
-        return 0
 
 
 def _model(folder: Path, order: Order, source: Source, raw: int, features: int, classes: int) -> tuple[Problem, Tensor, Tensor, Tensor]:

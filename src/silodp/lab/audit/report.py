@@ -29,7 +29,7 @@ from silodp.lab.audit.pipeline import SOUND
 from silodp.lab.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
 from silodp.lab.audit.transcript import Case, attack, attack_deployed, attack_persons
 from silodp.lab.runfolder import make_folder, write_environment
-from silodp.lab.studies.sweep import Tick, spread, unseen
+from silodp.lab.studies.sweep import Tick, spread
 from silodp.server.algorithms import ALGORITHMS, find
 
 RUNS = 20_000
@@ -156,13 +156,7 @@ def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int,
 
 
 def audit(
-    algorithms: Sequence[str] | None = None,
-    epsilons: Sequence[float] = CLAIMS,
-    *,
-    runs: int = RUNS,
-    seed: int = 0,
-    tick: Tick = unseen,
-    given: dict[str, Any] | None = None,
+    algorithms: Sequence[str] | None, epsilons: Sequence[float], *, runs: int, seed: int, tick: Tick, given: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """All rows, on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}

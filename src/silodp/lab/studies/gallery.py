@@ -119,8 +119,8 @@ def reading(rows: Sequence[dict], study: Study) -> str:
         f"Exact accounting {_takes(improvement(rows, 'spider-paper', 'spider'))} the error of SPIDER with the paper's constants, and "
         f"{_takes(improvement(rows, 'mb-sgd-paper', 'mb-sgd'))} MB-SGD's. {_spending(rows)}",
     ]
-    if study.dataset == "cifar10" or study.trials < 10:
-        words.append("So few settings and splits are no ground for a verdict.")
+    if few := _few(study):
+        words.append(few.rstrip())
     else:
         ahead = significant(rows, "spider", "mb-sgd")[0] > len(study.epsilons) / 2
         words.append(f"Under our protocol we {'see' if ahead else 'do not see'} SPIDER ahead of full-batch MB-SGD.")
@@ -238,14 +238,11 @@ def _grid(rows: Sequence[dict], study: Study) -> str:
     for epsilon in study.epsilons:
         mine = [cells[c, epsilon] for c in curves]
         least = min(r["test_error"] for r in mine if not r["curve"].endswith("-paper"))
-        texts = [f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}{_really(r)}" for r in mine]
+        spent = [f" (spends {rounded_up(r['spent_epsilon'], 2, 'f')})" if r["curve"].endswith("-paper") else "" for r in mine]
+        texts = [f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}{more}" for r, more in zip(mine, spent, strict=True)]
         bold = [f"**{t}**" if r["test_error"] == least else t for r, t in zip(mine, texts, strict=True)]
         lines.append(f"| {epsilon:g} | " + " | ".join(bold) + " |")
     return "\n".join(lines)
-
-
-def _really(row: dict) -> str:
-    return f" (spends {rounded_up(row['spent_epsilon'], 2, 'f')})" if row["curve"].endswith("-paper") else ""
 
 
 def _margins(rows: Sequence[dict], study: Study) -> str:

@@ -47,10 +47,16 @@ def composed(parts: Iterable[Silo]) -> tuple[float, float]:
     listed = list(parts)
     told = [silo.together for silo in listed]
     if len(told) > 1 and all(silo.gaussian for silo in listed) and len({delta for _, delta in told}) == 1:
-        delta = told[0][1]
-        mu = math.hypot(*(gdp_mu(Budget(epsilon, delta)) for epsilon, _ in told if epsilon > 0)) * (1 + 1e-9)
-        return gdp_epsilon(mu, delta), delta
+        return gaussian_sum((epsilon for epsilon, _ in told), told[0][1]), told[0][1]
     return sum(epsilon for epsilon, _ in told), sum(delta for _, delta in told)
+
+
+def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:
+    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes its whole curve; never too little.
+
+    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts for as much as delta may hide.
+    """
+    return gdp_epsilon(math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons)) * (1 + 1e-9), delta)
 
 
 def sources(folder: Path) -> Any:

@@ -221,6 +221,29 @@ def test_an_output_folder_that_cannot_be_written_is_refused(silodp, tmp_path):
     refused(silodp("compare", "--out", "file/run"), "file/run")
 
 
+def unadvised(*_, **__):
+    raise AssertionError("the advisor was asked, for seconds, about a run that cannot be kept")
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_advisor_is_asked(silodp, tmp_path, monkeypatch):
+    monkeypatch.setattr("silodp.lab.training.advised", unadvised)
+    (tmp_path / "file").write_text("")
+    refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run", "--out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "looking leaves nothing behind"
+
+
+@pytest.mark.parametrize("how", [(), ("--peers",)])
+def test_so_is_that_of_a_run_over_silos(silodp, hospitals, monkeypatch, how):
+    monkeypatch.setattr("silodp.server.run.advised", unadvised)
+    monkeypatch.setenv("SILODP_STATE", str(hospitals / "state"))
+    made = ("--data", "a.csv", "--label", "outcome", "--epsilon", 3, "--model", "logistic", "--asker", "ab" * 32)
+    assert silodp("silo", "init", "f/silos/a", *made)[0] == 0
+    (hospitals / "f/asker.key").write_text("cd" * 32)
+    policies = {"a": str(hospitals / "f/silos/a/policy.toml")}
+    (hospitals / "f/federation.json").write_text(json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""}))
+    refused(silodp("federation", "run", "--folder", "f", "--out", "a.csv/run", *how), "a.csv/run", "--out")
+
+
 def test_missing_data_says_how_to_get_it(silodp):
     refused(silodp("train", "--data", "mnist"), "--data-dir")
     refused(silodp("train", "--data", "iris"), "iris", "wbcd")

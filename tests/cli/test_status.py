@@ -76,3 +76,12 @@ def test_a_silos_own_folder_says_what_it_approves_what_is_left_and_who_asks(silo
     assert [step.split()[2] for step in told["next"]] == ["attest", "serve"]
     assert all(exists(step) for step in told["next"])
     assert "approves the study first (logistic)" in " ".join(silodp("status", "gate").split())
+
+
+@pytest.mark.parametrize("name", ["federation.json", "stopped.json"])
+def test_a_federations_file_that_cannot_be_read_gets_a_sentence(silodp, tmp_path, capsys, monkeypatch, name):
+    (tmp_path / name).write_text("{half")
+    monkeypatch.setattr("sys.argv", ["silodp", "status", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert re.fullmatch(rf"silodp: .*{name}.*\n", capsys.readouterr().err)

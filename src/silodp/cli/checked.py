@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,7 @@ def _policies(run: Path) -> dict[str, Path]:
     from silodp.cli.federation_files import state_in
 
     for folder in run.resolve().parents[1:3]:
-        if isinstance(silos := (state_in(folder) or {}).get("silos"), dict):
-            return {silo: Path(str(policy)) for silo, policy in silos.items()}
+        with contextlib.suppress(BadInput):
+            if isinstance(silos := (state_in(folder) or {}).get("silos"), dict):
+                return {silo: Path(str(policy)) for silo, policy in silos.items()}
     return {}

@@ -20,7 +20,7 @@ from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import Classes, FeatureMapName, dump, say, show, table
-from silodp.cli.federation_files import carrier_of, load_state, new_file, new_key, save_state
+from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, new_file, new_key, save_state, state_in
 from silodp.cli.federation_model import chosen_model
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
@@ -95,12 +95,12 @@ def up(
     if engine not in ENGINES:
         raise BadInput(f"engine {engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     folder = folder.resolve()
-    if (folder / "federation.json").exists():
+    if (folder / RUNS).exists():
         raise BadInput(
             f"{folder} has a federation already; `silodp federation down --folder {folder}` stops it; to start anew choose another --folder"
         )
-    if not data and not silo and (folder / "stopped.json").exists():
-        return _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
+    if not data and not silo and (state := state_in(folder, STOPPED)):
+        return _begin(folder, state, as_json)
     if bool(data) == bool(silo):
         raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
     if trust not in ("isrl", "masks", "shuffle"):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from silodp.server.order import Order
     from silodp.server.remote import Carrier
 
+RUNS, STOPPED = "federation.json", "stopped.json"
+
 
 def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
     from silodp.wire.hub import Direct, Hub
@@ -30,22 +32,24 @@ def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
     return Hub(folder / "engine" / "hub.sock")
 
 
-def save_state(folder: Path, state: dict[str, Any], name: str = "federation.json") -> None:
+def save_state(folder: Path, state: dict[str, Any], name: str = RUNS) -> None:
     atomic.write_json(folder / name, state, durable=True)
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    if (state := state_in(folder.resolve(), stopped=False)) is None:
+    if (state := state_in(folder.resolve(), RUNS)) is None:
         raise BadInput(f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one")
     return state
 
 
-def state_in(folder: Path, *, stopped: bool = True) -> dict[str, Any] | None:
-    """Of a federation that runs from the folder, or was `stopped`; None where there is none, or its file cannot be read."""
-    for name in ("federation.json", *(["stopped.json"] if stopped else [])):
-        with contextlib.suppress(OSError, ValueError):
-            if isinstance(found := json.loads((folder / name).read_text("utf-8")), dict):
-                return found
+def state_in(folder: Path, *names: str) -> dict[str, Any] | None:
+    """Of a federation that runs from the folder or was stopped, or by these files alone; None where there is none, BadInput where it cannot be read."""
+    for path in (folder / name for name in names or (RUNS, STOPPED)):
+        if path.exists():
+            with contextlib.suppress(OSError, ValueError):
+                if isinstance(found := json.loads(path.read_text("utf-8")), dict):
+                    return found
+            raise BadInput(f"{path} cannot be read; bring it back as `silodp federation up` wrote it")
     return None
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from silodp.cli.federation_files import STOPPED, state_in
+from silodp.cli.options import check_writable
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 
@@ -30,10 +32,7 @@ def stopped(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
 
     One that has never run, since its start failed, is made anew: what failed may have been mended in a file that its policies know by hash.
     """
-    try:
-        state = json.loads((folder / "stopped.json").read_text())
-    except (OSError, ValueError):
-        state = None
+    state = state_in(folder, STOPPED)
     if state and state.get("ran", True):
         if (made := state.get("asked", {})) == asked:
             return state
@@ -91,7 +90,7 @@ def unmake(folder: Path) -> None:
         for name in OWN:
             path = folder / name
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-        for name in ("stopped.json", MAKING):  # the last: killed on the way, the next start goes on from here
+        for name in (STOPPED, MAKING):  # the last: killed on the way, the next start goes on from here
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(f"{error.filename or folder} of a start that failed cannot be removed ({error.strerror}); remove {folder}") from None
@@ -147,8 +146,10 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
 
 
 def refuse_taken(place: Path) -> None:
+    """BadInput unless a new run could be kept there."""
     if any((place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    check_writable(place)
 
 
 def new_run(runs: Path, *, anew: bool) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.federation_files import load_state, save_state
+from silodp.cli.federation_files import RUNS, STOPPED, load_state, save_state
 from silodp.core.errors import BadInput
 
 
@@ -70,8 +70,8 @@ def stop_all(folder: Path) -> list[int]:
     while (left := [pid for pid in pids if gates[pid] in command_of(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     if not left:
-        save_state(folder, state | {"processes": {}}, name="stopped.json")
-        (folder / "federation.json").unlink()
+        save_state(folder, state | {"processes": {}}, name=STOPPED)
+        (folder / RUNS).unlink()
     return left
 
 

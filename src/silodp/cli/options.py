@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,6 +171,15 @@ def typed() -> set[str]:
     """Names of the options that were given on the command line itself."""
     context = click.get_current_context()
     return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+
+
+def check_writable(folder: Path) -> None:
+    """BadInput, before anything else takes time, if the run's folder could not be made or written; it is not made yet."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    try:
+        tempfile.TemporaryDirectory(dir=there, prefix=".silodp-").cleanup()
+    except OSError as error:
+        raise BadInput(f"the output folder {folder} cannot be written ({error.strerror}); choose another with --out") from None
 
 
 def positive(name: str, value: float) -> float:

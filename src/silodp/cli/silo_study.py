@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 import time
 from datetime import UTC, datetime
@@ -121,12 +120,11 @@ def _taken_up(found: Proposed, before: int | None) -> str:
 
 def registry_of(policy: Path) -> Path | None:
     """The registry of ledgers of a federation that `silodp federation up` made of a built-in set; the machine's own otherwise."""
-    for name in ("federation.json", "stopped.json"):
-        path = policy.parent.parent.parent / name
-        if policy.parent.parent.name == "silos" and path.exists():
-            state = json.loads(path.read_text("utf-8")).get("registry")
-            return Path(state) / "ledgers" if state else None
-    return None
+    from silodp.cli.federation_files import state_in
+
+    silos = policy.parent.parent
+    own = (state_in(silos.parent) or {}).get("registry") if silos.name == "silos" else None
+    return Path(own) / "ledgers" if own else None
 
 
 @silo.command()

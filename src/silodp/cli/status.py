@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.console import Json, dump, item, say
+from silodp.cli.federation_files import RUNS, state_in
 from silodp.cli.project import FILE, read_project
 from silodp.core.errors import BadInput
-
-UP, STOPPED = "federation.json", "stopped.json"
 
 
 def status(
@@ -27,14 +26,14 @@ def status(
     """
     if (folder / FILE).exists():
         found = _project(folder)
-    elif (folder / UP).exists() or (folder / STOPPED).exists():
-        found = {"kind": "federation", "folder": str(folder), **_federation(folder), "runs": _runs(folder / "runs")}
+    elif federated := _federation(folder):
+        found = {"kind": "federation", "folder": str(folder), **federated}
         found["next"] = _next_of_federation(found, f"--folder {folder}")
     elif (folder / "policy.toml").exists():
         found = _silo(folder)
     else:
         raise BadInput(
-            f"{folder} is no project, no federation's folder and no silo's: it has no {FILE}, {UP} or policy.toml; `silodp init` begins a project"
+            f"{folder} is no project, no federation's folder and no silo's: it has no {FILE}, {RUNS} or policy.toml; `silodp init` begins a project"
         )
     return dump(found) if as_json else _show(found)
 
@@ -53,10 +52,7 @@ def _project(folder: Path) -> dict[str, Any]:
         "runs": _runs(folder / "runs"),
     }
     found |= {"together": _together(found["runs"])}
-    place = folder / "federation"
-    found["federation"] = None
-    if (place / UP).exists() or (place / STOPPED).exists():
-        found["federation"] = _federation(place) | {"runs": _runs(place / "runs")}
+    found["federation"] = _federation(folder / "federation")
     found["next"] = _next(found, folder)
     return found
 
@@ -135,10 +131,11 @@ def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"runs": len(same), "silos": {name: {"epsilon": e, "delta": d} for name, (e, d) in spent.items()}} if len(same) > 1 else None
 
 
-def _federation(folder: Path) -> dict[str, Any]:
-    runs = (folder / UP).exists()
-    state = json.loads((folder / (UP if runs else STOPPED)).read_text("utf-8"))
-    return {"running": runs, "engine": state["engine"], "silos": [_gate(Path(policy).parent) for policy in state["silos"].values()]}
+def _federation(folder: Path) -> dict[str, Any] | None:
+    if (state := state_in(folder)) is None:
+        return None
+    gates = [_gate(Path(policy).parent) for policy in state["silos"].values()]
+    return {"running": (folder / RUNS).exists(), "engine": state["engine"], "silos": gates, "runs": _runs(folder / "runs")}
 
 
 def _gate(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from silodp.cli.console import Classes, LabelColumn, dump, progress, say, say_advice, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, takes_order, typed
+from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, check_writable, takes_order, typed
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
@@ -70,6 +70,8 @@ def train(
             | ({"noise"} if "from_theory" in given else set())
         )
         order, source = to_resume(folder, order, source, given)
+    else:
+        check_writable(folder)
     if not as_json and not resume and not out_dir and folder != first:
         say(f"{first} holds a run already; this one goes to {folder}.")
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:

@@ -10,26 +10,27 @@ import contextlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
-from silodp.cli import console
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import Classes, FeatureMapName, dump, say, show, table
-from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, new_file, new_key, save_state, state_in
-from silodp.cli.federation_model import chosen_model
+from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table
+from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, save_state, state_in
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
-from silodp.cli.project import Project
+from silodp.cli.project import SPEND, Project
 from silodp.core.errors import BadInput
+from silodp.host.atomic import new_files
 from silodp.host.certificates import certificates, expiring
+from silodp.host.keys import make_key, public
 
-federation = console.group("Silos as processes of their own: start them, train over them, stop them.")
+federation = group("Silos as processes of their own: start them, train over them, stop them.")
 
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
@@ -118,75 +119,75 @@ def up(
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
     if model is None:
-        model = chosen_model(data, silos, silo or [], schema, label, classes, data_dir, held_out, trust, prox, epsilon, quiet=as_json)
+        model = _chosen(asked, silo or [], schema, data_dir, quiet=as_json)
     with interruptible("nothing was kept, and the same command begins anew"), place_of.making(folder):
-        state = _make(
-            folder,
-            data,
-            silos,
-            silo,
-            schema,
-            engine,
-            epsilon,
-            model,
-            prox,
-            feature_map,
-            label,
-            classes,
-            seed,
-            data_dir,
-            held_out,
-            allow_profile,
-            trust,
-            colluding,
-        )
-        save_state(folder, state | {"processes": {}, "asked": asked, "ran": False}, name="stopped.json")
-    _begin(folder, json.loads((folder / "stopped.json").read_text()), as_json)
+        state = _make(folder, asked | {"model": model}, silo or [], schema, data_dir) | {"processes": {}, "asked": asked, "ran": False}
+        save_state(folder, state, name=STOPPED)
+    _begin(folder, state, as_json)
 
 
-def _make(
-    folder: Path, data: str | None, silos: int, silo: list[Path] | None, schema: Path | None, engine: str, epsilon: float, model: str, prox: str,
-    feature_map: str, label: str, classes: str | None, seed: int, data_dir: Path | None, held_out: float, allow_profile: bool, trust: str, colluding: int,
-) -> dict[str, Any]:  # fmt: skip
+def _chosen(asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None, data_dir: Path | None, *, quiet: bool) -> str:
+    """The model that the advisor would train in one run over these silos, from their sizes and columns alone: they approve it before anybody trains.
+
+    A run spends what the project says, else the whole budget.
+    """
+    from silodp.host.extension import load
+    from silodp.lab.advised import advised
+    from silodp.lab.source import Source
+    from silodp.server.order import Order, budgets_of
+
+    spend = click.get_current_context().meta.get(SPEND) or asked["epsilon"]
+    order = Order(epsilon=(str(spend),), trust=asked["trust"], prox=asked["prox"])
+    source = Source(asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, data_dir, "none")
+    loaded = source.load(0)
+    names, counts = loaded.records.names, loaded.records.counts
+    if asked["data"]:
+        total, silos = sum(counts), asked["silos"]
+        names, counts = [f"silo-{i + 1}" for i in range(silos)], [total // silos + (i < total % silos) for i in range(silos)]
+    trained = [max(1, round(n * (1 - asked["held_out"]))) for n in counts]
+    model = advised(order, source, loaded, names, trained, budgets_of(order, names, counts, {}), load).order.model
+    assert model is not None
+    if not quiet:
+        say(f"The model, chosen from sizes and columns alone: {model}. The silos approve it; --model names another.")
+    return model
+
+
+def _make(folder: Path, asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None, data_dir: Path | None) -> dict[str, Any]:
     """Everything but the processes; what federation.json says of it."""
-    site = site_of(engine)
+    site, data, trust, classes = site_of(asked["engine"]), asked["data"], asked["trust"], asked["classes"]
+    from silodp.silo.data.datasets import DATASETS
     from silodp.silo.service.provision import provision
 
-    files = _cut(folder, data, silos, seed, data_dir, bool(feature_map)) if data else {_plain(path.stem): path for path in silo or ()}
-    if len(files) != (silos if data else len(silo or ())):
-        raise BadInput(f"the silos' files are {', '.join(map(str, silo or ()))}; each needs a file name of its own")
+    files = _cut(folder, asked, data_dir) if data else {_plain(path.stem): path for path in silo}
+    if len(files) < len(silo):
+        raise BadInput(f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own")
     for name in files:
         if len(str(folder / "silos" / name / "gate.sock").encode()) > LONGEST_SOCKET:
             raise BadInput(f"the path of {folder} is too long for a socket in it; choose a --folder nearer to the root")
-    from silodp.silo.data.datasets import DATASETS
-
     declared = (
         tuple(map(str, range(DATASETS[data].load(0, data_dir).classes))) if data
         else None if classes is None else () if classes == "number" else tuple(classes.split(","))
     )  # fmt: skip
-    key = new_key(folder / "asker.key")
-    asker, reading = key.public_key().public_bytes_raw().hex(), {"label": "label" if data else label, "classes": declared, "schema": schema}
-    reading |= {"model": model, "prox": prox, "feature_map": feature_map}
-    named = {"study": "first", "asker_names": (ASKER,)}
-    shuffled = shuffle.made(folder, files, asker, **reading) if trust == "shuffle" else {}
-    masked = shuffle.masked(files, colluding, **reading) if trust == "masks" else {}
-    policies, pseudonyms, keys = {}, [], {}
-    for name, path in files.items():
-        made = provision(
-            folder / "silos" / name, data=path, name=name, epsilon=epsilon, askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
-            statistics=_statistics(held_out, allow_profile, trust), held_out=held_out, sees_left=(asker,), registry=folder / "state/ledgers" if data else None,
-            **reading, **shuffled, **masked, **named,
-        )  # fmt: skip
-        policies[name] = made.policy
-        pseudonyms.append(made.pseudonym)
-        keys[name] = made.policy, made.key
-    if masked:
-        shuffle.acquaint(keys)
-    state: dict[str, Any] = {"version": 1, "engine": engine, "silos": policies, "registry": str(folder / "state") if data else ""}
-    if shuffled:
+    asker = public(make_key(folder / "asker.key"))
+    reading = {"label": "label" if data else asked["label"], "classes": declared, "schema": schema}
+    reading |= {what: asked[what] for what in ("model", "prox", "feature_map")}
+    totals = shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading) if trust != "isrl" else {}
+    made = [
+        provision(
+            folder / "silos" / name, data=path, name=name, epsilon=asked["epsilon"], askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
+            statistics=_statistics(asked["held_out"], asked["allow_profile"], trust), held_out=asked["held_out"], sees_left=(asker,),
+            registry=folder / "state/ledgers" if data else None, study="first", asker_names=(ASKER,), **reading, **totals,
+        )
+        for name, path in files.items()
+    ]  # fmt: skip
+    policies = {one.name: one.policy for one in made}
+    state: dict[str, Any] = {"version": 1, "engine": asked["engine"], "silos": policies, "registry": str(folder / "state") if data else ""}
+    if trust == "masks":
+        shuffle.acquaint({one.name: (one.policy, one.key) for one in made})
+    if trust == "shuffle":
         from silodp.shuffler.provision import enrol
 
-        enrol(folder / shuffle.SETTINGS, pseudonyms)
+        enrol(folder / shuffle.SETTINGS, [one.pseudonym for one in made])
         state["shuffler"] = str(folder / shuffle.SETTINGS)
     if site:
         site.provision(folder / "engine", list(shuffle.sites(folder, state)))
@@ -241,7 +242,7 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     load_state(folder)
     left = stop_all(folder.resolve())
     if as_json:
-        return console.dump({"stopped": not left, "still_running": left})
+        return dump({"stopped": not left, "still_running": left})
     say("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
 
 
@@ -251,29 +252,29 @@ def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which
 
     Example: `silodp federation key asker.key`
     """
-    public = new_key(path).public_key().public_bytes_raw().hex()
-    console.dump({"key": public}) if as_json else print(public)
+    made = public(make_key(path))
+    dump({"key": made}) if as_json else print(made)
 
 
-def _cut(folder: Path, data: str, silos: int, seed: int, data_dir: Path | None, raw: bool) -> dict[str, Path]:
+def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[str, Path]:
     """A CSV file for each silo, which only this user may read, of the training records of a built-in set."""
     import numpy as np
 
     from silodp.silo.data.datasets import DATASETS
 
+    data, silos, seed = asked["data"], asked["silos"], asked["seed"]
     if data not in DATASETS:
         raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if not 1 <= silos <= 1000:
         raise BadInput(f"silos is {silos}; it must be between 1 and 1000")
-    train = DATASETS[data].of(seed, data_dir, raw=raw).train
+    train = DATASETS[data].of(seed, data_dir, raw=bool(asked["feature_map"])).train
     x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
-    (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
     header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}
     for i, part in enumerate(np.array_split(np.random.default_rng(seed).permutation(len(y)), silos)):
         rows = (",".join([*map(repr, record.tolist()), str(k)]) for record, k in zip(x[part], y[part], strict=True))
         files[f"silo-{i + 1}"] = path = folder / "data" / f"silo-{i + 1}.csv"
-        with new_file(path) as file:
-            file.write("\n".join([header, *rows]) + "\n")
+        with new_files(path.parent, {path.name: "\n".join([header, *rows]) + "\n"}, mode=0o700):
+            pass
     return files
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,25 +50,6 @@ def state_in(folder: Path, *names: str) -> dict[str, Any] | None:
                     return found
             raise BadInput(f"{path} cannot be read; bring it back as `silodp federation up` wrote it")
     return None
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Any]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise BadInput(f"{path} cannot be made: {error.strerror}; nothing is ever written over") from None
-
-
-def new_key(path: Path) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    made = Ed25519PrivateKey.generate()
-    with new_file(path) as file:
-        file.write(made.private_bytes_raw().hex() + "\n")
-    return made
 
 
 def read_key(path: Path) -> Ed25519PrivateKey:

@@ -19,25 +19,23 @@ if TYPE_CHECKING:
 SITE, SETTINGS = "shuffler", "shuffler/shuffler.toml"
 
 
-def made(folder: Path, files: Mapping[str, Path], asker: str, **reading: Any) -> dict[str, Any]:
-    """Makes a shuffler for these silos; what each silo's own `provision` must be told of it. `reading` says how the files are read."""
-    from silodp.shuffler.provision import provision
-
-    if SITE in files:
+def totals(trust: str, folder: Path, files: Mapping[str, Path], asker: str, colluding: int, **reading: Any) -> dict[str, Any]:
+    """What each silo's own `provision` must be told for totals: of masks, who the others are, each is told once all are made (`acquaint`); for a
+    shuffle, of the shuffler that is made here. `reading` says how the files are read."""
+    if trust == "shuffle" and SITE in files:
         raise BadInput(f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another")
-    counts = [_records(path, **reading) for path in files.values()]
-    card = provision(folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000)
-    return {"rule": "totals", "shuffler": card["seal"], "contributions": sum(counts), "delta": 1 / max(2, *counts) ** 2}
-
-
-def masked(files: Mapping[str, Path], colluding: int, **reading: Any) -> dict[str, Any]:
-    """What each silo's own `provision` must be told for masked totals; who the others are, each is told once all are made (`acquaint`)."""
-    from silodp.silo.service.masking import Masking
-
-    if len(files) < colluding + 2:
+    if trust == "masks" and len(files) < colluding + 2:
         raise BadInput(f"{len(files)} silos with {colluding} colluding leave nobody to hide among; use {colluding + 2} silos or more")
     counts = [_records(path, **reading) for path in files.values()]
-    return {"rule": "totals", "masking": Masking((), colluding, colluding + 2), "delta": 1 / max(2, *counts) ** 2}
+    about = {"rule": "totals", "delta": 1 / max(2, *counts) ** 2}
+    if trust == "masks":
+        from silodp.silo.service.masking import Masking
+
+        return about | {"masking": Masking((), colluding, colluding + 2)}
+    from silodp.shuffler.provision import provision
+
+    card = provision(folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000)
+    return about | {"shuffler": card["seal"], "contributions": sum(counts)}
 
 
 def acquaint(members: Mapping[str, tuple[str, str]]) -> None:

@@ -65,14 +65,14 @@ def problem_of(card: Card, order: Order | None = None, schema: Path | None = Non
     """The problem that the card names. What a card names as a file is not run, even if such a file is here: that is this server's own copy."""
     from silodp.core.extension import is_file
     from silodp.core.problem.build import Words, build
-    from silodp.core.problem.schema import Schema
     from silodp.core.problem.task import Task
+    from silodp.host.cards import schema_of
     from silodp.host.extension import load
     from silodp.host.schema import load_schema
 
     if schema and load_schema(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
-    read_by = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None
+    read_by = schema_of(card)
     if read_by and (read_by.features, read_by.label.classes) != (card.features, card.classes):
         raise BadInput(
             f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"

@@ -15,7 +15,7 @@ from silodp.cli.federation_files import load_state
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
-from silodp.host.cards import read_card
+from silodp.host.cards import read_card, schema_of
 
 
 @federation.command()
@@ -44,7 +44,6 @@ def propose(
     Example: `silodp federation propose second --model logistic`
     """
     from silodp.core.problem.build import Words, build
-    from silodp.core.problem.schema import Schema
     from silodp.core.problem.task import Task
     from silodp.host.extension import load
     from silodp.host.schema import load_schema
@@ -61,7 +60,7 @@ def propose(
             raise BadInput(f"the silos' {what} is {text}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME")
     if schema and known == click.core.ParameterSource.DEFAULT_MAP and now.schema == "":
         schema = None  # a project's, of silos that read plain columns
-    read_by = load_schema(schema) if schema else Schema.parse(now.schema, f"the card of {now.name}") if now.schema else None
+    read_by = load_schema(schema) if schema else schema_of(now)
     if unknown := [name for name in statistic or () if name not in STATISTICS]:
         raise BadInput(f"--statistic is {unknown[0]!r}; it must be one of {', '.join(STATISTICS)}")
     features = len(read_by.features) if read_by else len(now.features)

@@ -121,16 +121,15 @@ def ui(
 
 def judge_of(policy: Path) -> Any:
     """What a score that this silo has answered says, by the silo's own public card; None where there is no card, or no classes to judge."""
-    from silodp.core.problem.schema import Schema
-    from silodp.host.cards import read_card
+    from silodp.host.cards import read_card, schema_of
 
     try:
         card = read_card(policy.parent / "silo.json")
     except BadInput:
         return None
-    label = Schema.parse(card.schema, f"the card of {card.name}").label if card.schema else None
     if not card.held_out or not card.classes:
         return None
+    schema = schema_of(card)
 
     def judge(value: Any, multiplier: float) -> dict | None:
         import torch
@@ -139,7 +138,7 @@ def judge_of(policy: Path) -> Any:
         from silodp.core.statistics import Score
         from silodp.server.estimates.scoring import as_rows, asked_of, noise_of, scores_of
 
-        asked, _ = asked_of(len(card.classes), max(1, (len(value) - 3) // 2), 1.0, label, None)
+        asked, _ = asked_of(len(card.classes), max(1, (len(value) - 3) // 2), 1.0, schema.label if schema else None, None)
         statistic = Score(torch.zeros(1, 1), asked.cells, 1.0)
         if statistic.shape[-1] != len(value):
             return None

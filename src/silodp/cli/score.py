@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +25,7 @@ from silodp.cli.options import Json
 from silodp.cli.project import Project
 from silodp.cli.score_tables import show_charged, show_evaluation, show_profile, show_survival
 from silodp.core.errors import BadInput
-from silodp.core.problem.schema import Schema
-from silodp.host.cards import read_card
+from silodp.host.cards import read_card, schema_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,15 +78,19 @@ def evaluate(
         answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
     if as_json:
         return dump(answer)
-    show_evaluation(answer)
-    if answer["trust"] in ("masks", "shuffle"):
-        say(TOTALS)
+    _show_evaluation(answer)
     for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
         evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
         say(
             f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; {evaluations}training spent "
             f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta {rounded_up(both['delta'])}."
         )
+
+
+def _show_evaluation(answer: dict[str, Any]) -> None:
+    show_evaluation(answer)
+    if answer["trust"] in ("masks", "shuffle"):
+        say(TOTALS)
 
 
 def profile(
@@ -115,12 +119,9 @@ def profile(
     source = Source(data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
-    if as_json:
-        return dump(answer)
-    if schema:
+    if schema and not as_json:
         say("Features are what the schema makes of the columns: numbers go from -1 to 1 over their public range.")
-    show_profile(answer)
-    show_charged(answer["silos"])
+    _tell(answer, as_json, show_profile)
 
 
 Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
@@ -148,8 +149,20 @@ def survival(
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
-    if show_survival(answer, page, as_json):
-        show_charged(answer["silos"])
+    _tell(answer, as_json, show_survival, page)
+
+
+def _tell(answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], page: Path | None = None) -> None:
+    """The answer as it was asked for, a survival curve also on a `page`; to people with its price."""
+    if page:
+        from silodp.cli.pages import put
+        from silodp.pages.survival import page_of
+
+        put(page, page_of(answer))
+    if as_json:
+        return dump(answer)
+    show(answer)
+    show_charged(answer["silos"])
 
 
 # --- over a federation ------------------------------------------------------------------------------------------------------------------
@@ -197,9 +210,9 @@ def federation_evaluate(
         raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
     refuse_personal(place, said)
     words = ["evaluate", place.name, hashlib.sha256(w.numpy().tobytes()).hexdigest(), epsilon, bins, cap]
-    schema = Schema.parse(cards[0].schema, f"the card of {cards[0].name}") if cards[0].schema else None
-    label, seen = schema.label if schema else None, {}
-    asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
+    schema = schema_of(cards[0])
+    asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "loss": problem.loss}
+    asked["label"] = schema.label if schema else None
     held, trust = [card.held_out for card in cards], _trust(folder, cards)
     asked_of(**asked)  # what is senseless is said before anything is asked
     groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map) if by is not None else None
@@ -226,13 +239,7 @@ def federation_evaluate(
     if not kept.exists() or line not in kept.read_text("utf-8"):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
-    if as_json:
-        dump(answer)
-    else:
-        show_evaluation(answer)
-        if trust != "isrl":
-            say(TOTALS)
-        show_charged(answer["silos"])
+    _tell(answer, as_json, _show_evaluation)
     if "refused" in answer:
         raise BadInput(
             f"there is no score of all records: {answer['refused']}; the figures of groups, which were paid for, are shown and kept in {kept}"
@@ -252,19 +259,11 @@ def federation_profile(
     """
     from silodp.server.estimates.profile import profile as profile_of
     from silodp.server.estimates.profile import releases
-    from silodp.server.estimates.scoring import gaussian_for
 
     cards, budgets = _cards(folder, epsilon)
-    channel, questions = _channel(folder, cards, ["profile", epsilon], deadline, totals=False), releases(cards[0].classes)
-    mechanism = gaussian_for("profile", budgets, questions)
-    counts = [card.records - card.held_out for card in cards]
-    with interruptible(REPEATED):
-        found = profile_of(_each(channel), mechanism, features=cards[0].features, classes=cards[0].classes, counts=counts)
-    answer = found | {"silos": _charged(cards, budgets, [channel], questions)}
-    if as_json:
-        return dump(answer)
-    show_profile(answer)
-    show_charged(answer["silos"])
+    about = {"features": cards[0].features, "classes": cards[0].classes}
+    answer = _once("profile", folder, cards, budgets, deadline, partial(profile_of, **about), releases(cards[0].classes))
+    _tell(answer, as_json, show_profile)
 
 
 @federation.command("survival")
@@ -279,18 +278,25 @@ def federation_survival(
 
     Example: `silodp federation up --project . --allow-profile` and then `silodp federation survival --epsilon 1`
     """
-    from silodp.server.estimates.scoring import gaussian_for
     from silodp.server.estimates.survival import survival as survival_of
     from silodp.server.estimates.survival import survival_label
 
     cards, budgets = _cards(folder, epsilon)
-    label = survival_label(Schema.parse(cards[0].schema, f"the card of {cards[0].name}").label if cards[0].schema else None)
-    channel = _channel(folder, cards, ["survival", epsilon], deadline, totals=False)
+    schema = schema_of(cards[0])
+    label = survival_label(schema.label if schema else None)
+    _tell(_once("survival", folder, cards, budgets, deadline, partial(survival_of, label=label)), as_json, show_survival, page)
+
+
+def _once(
+    kind: str, folder: Path, cards: Sequence[Card], budgets: Sequence[Budget], deadline: float, ask: Callable[..., dict], questions: int = 1
+) -> dict[str, Any]:
+    """What the silos answer to `questions` of this kind about the records that they train on, and what each may have been charged."""
+    from silodp.server.estimates.scoring import gaussian_for
+
+    channel = _channel(folder, cards, [kind, budgets[0].epsilon], deadline, totals=False)
     with interruptible(REPEATED):
-        found = survival_of(_each(channel), gaussian_for("survival", budgets), label, [card.records - card.held_out for card in cards])
-    answer = found | {"silos": _charged(cards, budgets, [channel])}
-    if show_survival(answer, page, as_json):
-        show_charged(answer["silos"])
+        found = ask(_each(channel), gaussian_for(kind, budgets, questions), counts=[card.records - card.held_out for card in cards])
+    return found | {"silos": _charged(cards, budgets, [channel], questions)}
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from silodp.cli.console import dump, say, show, table
+from silodp.cli.console import say, show, table
 
 SHARED = "The price below is for both questions, of all records and of the groups; by itself each would have 0.7 times this noise."
 ALONE = "The price below is for the groups alone, at the noise that both questions would have had together."
@@ -59,16 +58,7 @@ def _show_scores(rows: Sequence[dict]) -> None:
     say(SAID)
 
 
-def show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
-    """Whether it was shown to people, who are then told the price."""
-    if page:
-        from silodp.cli.pages import put
-        from silodp.pages.survival import page_of
-
-        put(page, page_of(answer))
-    if as_json:
-        dump(answer)
-        return False
+def show_survival(answer: dict) -> None:
     rows = []
     for row in answer["curve"]:
         share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
@@ -76,7 +66,6 @@ def show_survival(answer: dict, page: Path | None, as_json: bool) -> bool:
     title = f"Without the event, by a private release over {answer['records']} records"
     show(table(f"until {answer['time']}>|share>|95 %>|still there>", rows, title=title))
     say(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
-    return True
 
 
 def show_profile(answer: dict) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 
 
@@ -18,3 +19,8 @@ def read_card(path: Path) -> Card:
         raise BadInput(
             f"the card {path} cannot be read ({type(error).__name__}); it has to be the silo.json that `silodp silo init` wrote"
         ) from None
+
+
+def schema_of(card: Card) -> Schema | None:
+    """The public schema by which the silo reads its file, if it does by one."""
+    return Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None

@@ -92,7 +92,7 @@ def test_a_gate_that_has_answered_has_loaded_nothing_of_the_laboratory(folder, m
     assert parts(loaded) <= {"cli", "core", "engine", "host", "silo"}
     assert not loaded & SLOW
     assert {name for name in loaded if name.startswith("silodp.cli.")} <= {
-        f"silodp.cli.{name}" for name in ("app", "console", "silo", "silo_masks", "silo_personal", "silo_study", "__main__")
+        f"silodp.cli.{name}" for name in ("app", "console", "silo", "silo_officer", "__main__")
     }
 
 

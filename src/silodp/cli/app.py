@@ -37,7 +37,7 @@ class Silodp(LazyGroup):
         Listed(CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."),
         Listed(CHOOSE, "score", "profile", "Release means, ranges and class counts of the silos, at a price."),
         Listed(CHOOSE, "score", "survival", "Release a Kaplan-Meier curve over the silos, at a price."),
-        Listed(DEPLOY, "silo_masks", "silo", "One silo's gate: make it, run it, look at it."),
+        Listed(DEPLOY, "silo_officer", "silo", "One silo's gate: make it, run it, look at it."),
         Listed(DEPLOY, "score", "federation", "Silos as processes: start them, train over them, stop them."),
         Listed(DEPLOY, "shuffler", "shuffler", "The shuffler: adds the silos' counts and passes on totals."),
         Listed(DEPLOY, "ledger_care", "ledger", "A data set's budget: what was asked, what is left."),

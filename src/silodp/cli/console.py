@@ -49,6 +49,11 @@ def dump(answer: Mapping[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
+def tell(answer: Mapping[str, Any], as_json: bool, *sentences: str) -> None:
+    """The answer for machines, or in words."""
+    dump(answer) if as_json else say(*sentences)
+
+
 def say(*sentences: str, style: str | None = None, wrap: bool = True) -> None:
     """Each sentence on lines of its own: broken between words where somebody reads, and not at all for a pipe.
 

@@ -19,7 +19,7 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table
+from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table, tell
 from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, save_state, state_in
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
@@ -241,9 +241,8 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """
     load_state(folder)
     left = stop_all(folder.resolve())
-    if as_json:
-        return dump({"stopped": not left, "still_running": left})
-    say("Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}.")
+    said = "Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}."
+    tell({"stopped": not left, "still_running": left}, as_json, said)
 
 
 @federation.command()

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, say
+from silodp.cli.console import Json, dump, say, tell
 from silodp.cli.federation import federation
 from silodp.core.errors import BadInput
 from silodp.host.certificates import SOON, certificates, expiring
@@ -40,7 +40,7 @@ def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
             raise BadInput(f"the silos are {', '.join(silo)}; for Flower each is NAME=node.pub, the public key that its operator has sent")
         site.register(folder / "server", {name: Path(file) for name, _, file in pairs})
         said = "SuperLink lets them in from now on."
-    _told(silo, said, as_json)
+    tell({"silos": silo}, as_json, said)
 
 
 @federation.command()
@@ -57,7 +57,7 @@ def remove(folder: Engine, silo: Names, as_json: Json = False) -> None:
         from silodp.wire.flower import site
 
         site.unregister(folder / "server", silo)
-    _told(silo, "They are let in no more, and asked nothing. Leave their cards out of the next run.", as_json)
+    tell({"silos": silo}, as_json, "They are let in no more, and asked nothing. Leave their cards out of the next run.")
 
 
 @federation.command()
@@ -77,7 +77,7 @@ def renew(folder: Engine, as_json: Json = False) -> None:
         silos = list[str]()
         keys.renew(folder / "server", keys.host_of(folder / "server"))
         said = "Restart the server; silos know its authority already, and do nothing."
-    _told(silos, said, as_json)
+    tell({"silos": silos}, as_json, said)
 
 
 @federation.command(name="certificates")
@@ -103,7 +103,3 @@ def _engine(folder: Path) -> str:
         if (folder / sign).exists():
             return engine
     raise BadInput(f"{folder} is no engine's folder; give the one that `python -P -m silodp.wire.ENGINE.site provision` made")
-
-
-def _told(silos: list[str], said: str, as_json: bool) -> None:
-    dump({"silos": silos}) if as_json else say(said)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table
+from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table, tell
 from silodp.core.errors import BadInput
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
 from silodp.silo.service.names import called, runs_of
@@ -27,6 +27,7 @@ LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_defa
 Anchor = Annotated[
     Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not where it was made; best on another disk.")
 ]
+OutFile = Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")]
 
 
 @ledger.command()
@@ -139,9 +140,8 @@ def release(
     opened = _open(path, anchor)
     found = [o.hold for o in reserve.listed(opened) if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))]
     ended = reserve.release(opened, [hold.id for hold in found])
-    if as_json:
-        return dump({"released": ended, "runs": [hold.run for hold in found]})
-    say(f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held.")
+    said = f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held."
+    tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, said)
 
 
 @ledger.command()
@@ -159,15 +159,14 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
             raise
         dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
-    if as_json:
-        return dump({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)})
-    say(f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}.")
+    said = f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}."
+    tell({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)}, as_json, said)
 
 
 @ledger.command()
 def export(
     path: LedgerFile,
-    out_file: Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")] = None,
+    out_file: OutFile = None,
     form: Annotated[str, typer.Option("--format", help="jsonl or csv.")] = "jsonl",
     anchor: Anchor = None,
     as_json: Json = False,
@@ -189,10 +188,8 @@ def export(
         raise BadInput(f"{out_file} exists already; choose another name for --out") from None
     except OSError as error:
         raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
-    if out_file and as_json:
-        dump({"entries": len(rows), "file": str(out_file)})
-    elif out_file:
-        say(f"{len(rows)} entries are in {out_file}.")
+    if out_file:
+        tell({"entries": len(rows), "file": str(out_file)}, as_json, f"{len(rows)} entries are in {out_file}.")
 
 
 def _open(path: Path, anchor: Path | None) -> DurableLedger:

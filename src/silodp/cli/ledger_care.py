@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, say
-from silodp.cli.ledger import Anchor, LedgerFile, ledger
+from silodp.cli.console import Json, dump, say, tell
+from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger
 from silodp.core.errors import BadInput
 from silodp.host.keys import make_key, public, read_key
 from silodp.host.lock import running
@@ -32,7 +32,7 @@ def witness(
     Example: `silodp ledger witness clinic/ledger.db /mnt/witness/clinic.head`
     """
     care.appoint(path, file, anchor=anchor)
-    _told({"witness": str(file.absolute())}, f"{file} is the ledger's witness; while it cannot be written, nothing is answered.", as_json)
+    tell({"witness": str(file.absolute())}, as_json, f"{file} is the ledger's witness; while it cannot be written, nothing is answered.")
 
 
 @ledger.command()
@@ -47,7 +47,7 @@ def backup(
     Example: `silodp ledger backup clinic/ledger.db /mnt/backup/clinic-ledger.db`
     """
     count, head = care.backup(path, to, anchor=anchor)
-    _told({"file": str(to), "entries": count, "head": head}, f"{to} has all {count} entries; head {head}.", as_json)
+    tell({"file": str(to), "entries": count, "head": head}, as_json, f"{to} has all {count} entries; head {head}.")
 
 
 @ledger.command()
@@ -61,7 +61,8 @@ def restore(
 
     Example: `silodp ledger restore /mnt/backup/clinic-ledger.db clinic/ledger.db`
     """
-    _stopped(path)
+    if path.exists() and running(str(path)):
+        raise BadInput(f"a gate serves from {path}; stop it first")
     _confirmed(path, care.restore(copy, path, anchor=anchor), as_json)
 
 
@@ -88,7 +89,7 @@ def write_off(
     if not sure:
         raise BadInput("this writes off the whole remaining budget of these people, for good; give --all to say that you mean it")
     care.write_off(path, anchor=anchor)
-    _told({"written_off": True}, "The rest of the budget is written off; nothing new is answered.", as_json)
+    tell({"written_off": True}, as_json, "The rest of the budget is written off; nothing new is answered.")
 
 
 @ledger.command()
@@ -100,7 +101,7 @@ def expect(
     Example: `silodp ledger expect arrival.key`
     """
     made = public(make_key(key))
-    _told({"arrival": made}, made, as_json)
+    tell({"arrival": made}, as_json, made)
 
 
 @ledger.command()
@@ -117,7 +118,7 @@ def bury(
     Example: `silodp ledger bury clinic/ledger.db --arrival ARRIVAL --key clinic/silo.key --to gate2.example.org`
     """
     care.bury(path, read_key(key_file), arrival, to, anchor=anchor)
-    _told({"buried": True}, f"{path} ends with a tombstone. Copy the silo's folder to the new machine, and let it arrive there.", as_json)
+    tell({"buried": True}, as_json, f"{path} ends with a tombstone. Copy the silo's folder to the new machine, and let it arrive there.")
 
 
 @ledger.command()
@@ -133,14 +134,14 @@ def arrive(
     """
     care.arrive(path, read_key(key_file), anchor=anchor)
     key_file.unlink()
-    _told({"arrived": True}, f"{path} goes on here.", as_json)
+    tell({"arrived": True}, as_json, f"{path} goes on here.")
 
 
 @ledger.command()
 def head(
     path: LedgerFile,
     key_file: KeyFile,
-    out_file: Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")] = None,
+    out_file: OutFile = None,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
@@ -158,7 +159,7 @@ def cosign_head(
     book: Annotated[Path, typer.Argument(help="The book of heads that this silo has seen of others; made if it is not there.")],
     statement: Annotated[Path, typer.Argument(help="Another silo's signed head.")],
     key_file: KeyFile,
-    out_file: Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")] = None,
+    out_file: OutFile = None,
     as_json: Json = False,
 ) -> None:
     """Co-sign another silo's head, unless its ledger went back behind what this silo has seen of it. Exit code 2 then.
@@ -199,28 +200,19 @@ def fsck(
         raise typer.Exit(2)
 
 
-def _stopped(path: Path) -> None:
-    if path.exists() and running(str(path)):
-        raise BadInput(f"a gate serves from {path}; stop it first")
-
-
 def _confirmed(path: Path, why_not: str, as_json: bool) -> None:
     if as_json:
         dump({"confirmed": not why_not, "why_not": why_not})
     elif why_not:
+        say(f"{path} is restored, and answers nothing: {why_not}.")
         say(
-            f"{path} is restored, and answers nothing: {why_not}.",
             "Either its witness confirms it (`silodp ledger confirm`), or what is left of the",
+            "budget is written off (`silodp ledger write-off`).",
         )
-        say("budget is written off (`silodp ledger write-off`).")
     else:
         say(f"{path} goes on: its witness has seen its last entry, and none after it.")
     if why_not:
         raise typer.Exit(2)
-
-
-def _told(found: dict[str, Any], sentence: str, as_json: bool) -> None:
-    dump(found) if as_json else say(sentence)
 
 
 def _put(statement: dict[str, Any], out_file: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, say
+from silodp.cli.console import Json, tell
 
 
 def metrics(
@@ -22,6 +22,6 @@ def metrics(
     from silodp.host.metrics import serve
 
     def told(port: int) -> None:
-        dump({"port": port}) if as_json else say(f"/metrics and /health are at {listen.rpartition(':')[0]}:{port}.")
+        tell({"port": port}, as_json, f"/metrics and /health are at {listen.rpartition(':')[0]}:{port}.")
 
     serve(file, listen, told)

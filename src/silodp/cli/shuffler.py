@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, group, say
+from silodp.cli.console import Json, dump, group, say, tell
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded
@@ -63,7 +63,7 @@ def enrol_members(
     from silodp.shuffler.provision import enrol
 
     members = enrol(settings, member)
-    dump({"members": members}) if as_json else say(f"The roster has {members} members.")
+    tell({"members": members}, as_json, f"The roster has {members} members.")
 
 
 @shuffler.command()

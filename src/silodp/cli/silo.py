@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say
+from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say, tell
 from silodp.core.errors import BadInput
 from silodp.host.lock import running
 from silodp.host.log import tally
@@ -188,7 +188,7 @@ def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
 
     rules = Policy.load(policy)
     set_paused(policy, wanted)
-    dump({"silo": rules.silo, "paused": wanted}) if as_json else say(said)
+    tell({"silo": rules.silo, "paused": wanted}, as_json, said)
 
 
 @silo.command()
@@ -235,7 +235,3 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     else:
         say("Replies are sent when they are ready, so their times could tell something of the records; answer_after prevents that.")
     say(f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}.")
-
-
-from silodp.cli import silo_personal as _personal  # noqa: E402, F401
-from silodp.cli import silo_study as _study  # noqa: E402, F401 -- more commands of this group

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silodp.cli import choose
-from silodp.cli.console import Json, dump, progress, say, show, table
+from silodp.cli.console import Json, dump, progress, say, show, table, tell
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
@@ -176,7 +176,7 @@ def gallery(
         if (source := runs / name / "figure.csv").exists():
             atomic.write(tables / f"{name}.csv", source.read_bytes(), mode=0o644, durable=False)
     pages = [str(page) for page in write_gallery(docs, tables)]
-    dump({"pages": pages}) if as_json else say(*pages)
+    tell({"pages": pages}, as_json, *pages)
 
 
 def _lower(percent: float) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, say, show, table
+from silodp.cli.console import Json, dump, say, show, table, tell
 from silodp.cli.project import Project
 from silodp.host import atomic
 
@@ -89,9 +89,7 @@ def export(
 
     opened = open_model(trained, {"model": model, "feature_map": feature_map})
     paths = written(opened, to, out or opened.path.with_suffix(""))
-    if as_json:
-        return dump({"to": to, "files": list(map(str, paths))})
-    say(f"Wrote {', '.join(map(str, paths))}.")
+    tell({"to": to, "files": list(map(str, paths))}, as_json, f"Wrote {', '.join(map(str, paths))}.")
 
 
 def card(

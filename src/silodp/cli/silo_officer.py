@@ -1,4 +1,8 @@
-"""`silodp silo approve` and `silodp silo attest`: what a data officer agrees to, in words, and says for all to see."""
+"""What a silo's data officer does besides: `silodp silo personalise`, `approve`, `attest`, `key` and `trust`.
+
+He fits a released model to the silo's own records, agrees to a study in words, says for all to see that the file was checked, and learns from
+other officers who they are, before their silos count on each other's noise.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, out, say
+from silodp.cli.console import Json, dump, out, say, tell
 from silodp.cli.silo import PolicyFile, silo
 from silodp.core.errors import BadInput
+from silodp.host.cards import read_card
+from silodp.host.keys import public, read_key
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import leave_no_core
@@ -22,6 +28,37 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0
 """Seconds that a gate is given to begin anew."""
+
+
+@silo.command()
+def personalise(
+    policy: PolicyFile,
+    trained: Annotated[Path, typer.Argument(metavar="MODEL", help="The released model: a run's folder, or its file.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Fit a released model further to this silo's own records, inside the silo. It costs nothing, since nothing leaves.
+
+    The personal model is not private and must never be sent. It is pulled towards the shared one as strongly as cross-validation in here finds best,
+    and is written into `personal` beside the policy, for its owner alone. `silodp predict` takes it.
+
+    Example: `silodp silo personalise clinic/policy.toml runs/train` and then `silodp predict clinic/personal new.csv`
+    """
+    from silodp.silo.personal import STAYS
+    from silodp.silo.personal import personalise as made
+
+    found = made(policy, trained)
+    if as_json:
+        about = {"records": found.records, "pull": found.pull, "shared_loss": found.shared, "personal_loss": found.personal}
+        return dump(about | {"model": str(found.path) if found.path else None, "private": False})
+    losses = f"loss {found.personal:.4g} on records that it was not fitted to, where the shared model has {found.shared:.4g}"
+    if found.path is None:
+        say(f"No personal model was made: the shared one does as well on these {found.records} records ({losses}). Nothing was sent.")
+        return None
+    say(
+        f"Wrote {found.path}, for its owner alone: {losses}; pull {found.pull:g} towards the shared model. Nothing was sent, and nothing is charged."
+    )
+    say(STAYS, style="bold")
+    say(f"Use it here: silodp predict {found.path.parent} FILE")
 
 
 @silo.command()
@@ -153,6 +190,58 @@ def attest(
         raise BadInput("--by is empty; it must be the name of who ran the check")
     words = f"{day} by {by.strip()}"
     rules = attesting(policy, words)
+    said = f"{rules.silo}: checked {words}, in policy.toml and silo.json; what was found stays here."
+    tell({"silo": rules.silo, "checked": words}, as_json, said)
+
+
+@silo.command()
+def key(policy: PolicyFile, as_json: Json = False) -> None:
+    """The silo's own key, and its 16 words, to read to the officers of the other silos over the telephone.
+
+    Example: `silodp silo key clinic/policy.toml`
+    """
+    from silodp.core.protocol.words import fingerprint
+    from silodp.host.tables import read_toml
+    from silodp.silo.service.policy import Place
+
+    name, own = read_toml("policy", policy).get("silo"), public(read_key(Place.load(policy).key))  # askers may still be missing
+    words = fingerprint(own)
+    tell({"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}")
+
+
+@silo.command()
+def trust(
+    policy: PolicyFile,
+    other: Annotated[Path, typer.Argument(help="The other silo's silo.json, however it came here.", show_default=False)],
+    words: Annotated[
+        str | None, typer.Option(help="The 16 words that its officer has read to you; without them nothing is pinned.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Pin another silo's key, by the words that its officer reads to you, so that it may be in a masked total with this one.
+
+    Whoever brought the silo.json could have put a key of his own into it, and would then read this silo's counts: the words tell.
+
+    Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
+    """
+    from silodp.core.protocol.words import fingerprint
+    from silodp.silo.service.masking import pin
+    from silodp.silo.service.policy import Place
+
+    card = read_card(other)
+    if card.key == public(read_key(Place.load(policy).key)):
+        raise BadInput(f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo with which it is in a total")
+    wanted = fingerprint(card.key)
+    if words is not None and words.lower().split() != wanted.split():
+        raise BadInput(
+            f"these are not the words of the key in {other}; nothing is pinned: ask {card.name}'s officer for its silo.json again"
+        )
+    masking = pin(policy, [f"{card.name} {card.key}"]) if words is not None else None
     if as_json:
-        return dump({"silo": rules.silo, "checked": words})
-    say(f"{rules.silo}: checked {words}, in policy.toml and silo.json; what was found stays here.")
+        return dump({"silo": card.name, "key": card.key, "pinned": masking is not None})
+    if masking is None:  # the words that the card would need are not shown: whoever copied them here would pin what was brought
+        return say(
+            f"{card.name}: {card.key}",
+            "Nothing is pinned yet. Call its officer, have the 16 words of `silodp silo key` read to you, and give them with --words.",
+        )
+    say(f"{card.name} is pinned; {len(masking.members)} other silos may be in a total with this one. Start the gate again to let it know.")

@@ -35,7 +35,7 @@ MOST = 6
 def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequence[Route] = (), check: Check | None = None) -> Starlette:
     """The app on this port, with the pages of runs under `root` and those that the caller adds; `check` looks at what pages must not import."""
     pages = Runs(root, [("Runs", "/"), *tabs], check) if root is not None else None
-    first = Route("/", _to(tabs[0][1])) if pages is None else Route("/", pages.all)
+    first = Route("/", pages.all if pages else lambda request: RedirectResponse(tabs[0][1]))
     own = [] if pages is None else [
         Route("/live", pages.all_live), Route("/compare", pages.compare), Route("/report/{name:path}", pages.report),
         Route("/run-live/{name:path}", pages.one_live), Route("/run/{name:path}", pages.one), Route("/evidence/{name:path}", pages.evidence),
@@ -45,10 +45,6 @@ def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequen
     return Starlette(
         routes=[first, *own, *routes, script, icon], middleware=[Middleware(Guard, port=port)], exception_handlers={BadInput: _sentence}
     )
-
-
-def _to(path: str):
-    return lambda request: RedirectResponse(path)
 
 
 def _sentence(request: Request, error: Exception) -> Response:
@@ -126,8 +122,7 @@ class Runs:
             except Exception:  # one folder that somebody has spoilt must not hide the others
                 rows.append((name, tag("span", "cannot be read", class_="state"), "-", "-", ""))
         if not rows:
-            words = "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one."
-            return tag("p", *words)
+            return tag("p", "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one.")
         columns = ("run", "state", "how good", "ε spent", "compare")
         listed = table("Runs", columns, rows, numbers=(2, 3, 4), hide=True)
         return tag("form", listed, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from silodp.core.figures import ALONE, left_of, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.charts import Series, chart, legend, rounded, spent_bar
-from silodp.pages.markup import Markup, folded, section, table, tag
+from silodp.pages.markup import Markup, figure, folded, section, table, tag
 from silodp.pages.runs import Run, Silo
 
 MOST = 5
@@ -17,20 +16,13 @@ MOST = 5
 
 def budgets(run: Run) -> Markup:
     kinds = list(dict.fromkeys(kind for s in run.silos for _, kind, _ in s.charges))
-    bars = [
-        tag("figure", tag("figcaption", tag("b", s.name), tag("span", spent(run, s))), spent_bar(s.name, s.charges, s.used, kinds))
-        for s in run.silos
-    ]
+    bars = [figure(s.name, spent(run, s), spent_bar(s.name, s.charges, s.used, kinds)) for s in run.silos]
     rows = [
         (q + 1, kind, *(f"{rounded_up(100 * dict((c[0], c[2]) for c in s.charges).get(q, 0.0), 3, 'f')}%" for s in run.silos))
         for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
     ]
-    history = table(
-        "What each question cost each silo, as a share of its budget",
-        ("question", "kind", *(s.name for s in run.silos)),
-        rows,
-        numbers=(0, *range(2, 2 + len(run.silos))),
-    )
+    columns, caption = ("question", "kind", *(s.name for s in run.silos)), "What each question cost each silo, as a share of its budget"
+    history = table(caption, columns, rows, numbers=(0, *range(2, len(columns))))
     note = "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar is less than half of ε."
     every = folded("charges", "Every charge in numbers", history) if rows else ""
     parts = tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", so_far(run), every
@@ -54,12 +46,9 @@ def so_far(run: Run) -> Markup | str:
     ends = [f"{line.name} ε {_ended(group)}" for line, group in zip(lines, groups, strict=True)]
     said = f"Share of the budget after each question. {'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
     said += f" Of {len(run.silos)} silos, the most and the least spent one." if left_out else ""
-    about: dict[str, Any] = {
-        "flat": True,
-        "top": max(1.0, *(s.used for s in run.silos)),
-        "ticks": [x for x in rounded(0, last, 6) if x == int(x)],
-    }
-    return chart("Spent so far, question by question", said, lines, across="question", up="spent", percent=True, **about)
+    top, ticks = max(1.0, *(s.used for s in run.silos)), [x for x in rounded(0, last, 6) if x == int(x)]
+    name = "Spent so far, question by question"
+    return chart(name, said, lines, across="question", up="spent", percent=True, shape="flat", top=top, ticks=ticks)
 
 
 def _risen(s: Silo, last: int) -> list[tuple[float, float]]:

@@ -6,9 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from silodp.pages.markup import Markup, tag
+from silodp.pages.markup import Markup, figure, tag
 
 Points = Sequence[tuple[float, float]]
+SIZES = {
+    "": ((760, 300), (350, 250)), "flat": ((760, 180), (350, 200)), "square": ((440, 440), (340, 340)), "small": ((350, 220), (350, 220)),
+}  # fmt: skip
+"""(width, height) by a chart's shape, on a wide and on a narrow screen."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,10 @@ def chart(
     log: bool = False,
     percent: bool = False,
     top: float | None = None,
-    square: bool = False,
     ticks: Sequence[float] | None = None,
     least: float | None = None,
     low: float = 0.0,
-    small: bool = False,
-    flat: bool = False,
+    shape: str = "",
 ) -> Markup:
     """A figure of lines from zero, or `low`, upwards, with a legend where there is more than one, under a sentence that says what is seen."""
     shown = [s for s in series if s.points]
@@ -51,8 +53,7 @@ def chart(
         return tag("p", "There is nothing to draw yet.", class_="soft")
     high = top or max(highs) * 1.05 or 1.0
     low_x, high_x = min(xs), max(xs)
-    marks = list(ticks) if ticks is not None else rounded(low_x, high_x, 6)
-    y_marks = rounded(low, high, 5)
+    x_marks, y_marks = list(ticks) if ticks is not None else rounded(low_x, high_x, 6), rounded(low, high, 5)
 
     def draw(width: int, height: int) -> Markup:
         left, right, above, below = 64 if percent else 54, 12, 10, 40
@@ -70,8 +71,8 @@ def chart(
                 tag("line", x1=left, x2=width - right, y1=f"{v:.1f}", y2=f"{v:.1f}", class_="grid" if y > max(low, 0) or y < 0 else "axis")
             )
             parts.append(tag("text", f"{100 * y:g} %" if percent else f"{y:g}", x=left - 8, y=f"{v + 4:.1f}", text_anchor="end"))
-        step = max(1, math.ceil(len(marks) * 46 / wide))
-        for x in marks[::step]:
+        step = max(1, math.ceil(len(x_marks) * 46 / wide))
+        for x in x_marks[::step]:
             h, _ = at(x, 0)
             parts.append(tag("line", x1=f"{h:.1f}", x2=f"{h:.1f}", y1=above + tall, y2=above + tall + 5, class_="axis"))
             parts.append(tag("text", f"{x:g}", x=f"{h:.1f}", y=above + tall + 19, text_anchor="middle"))
@@ -81,31 +82,18 @@ def chart(
             parts += _line(s, [at(x, y) for x, y in s.points], at, above + tall)
         return tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{title}. {said}", class_="PLACE")
 
-    sizes = (
-        ((440, 440), (340, 340))
-        if square
-        else ((350, 220), (350, 220))
-        if small
-        else ((760, 180 if flat else 300), (350, 200 if flat else 250))
-    )
-    legend = tag("ul", *(tag("li", _swatch(s), s.name) for s in shown), class_="legend") if len(shown) > 1 else ""
-    return tag(
-        "figure", tag("figcaption", tag("b", title), tag("span", said)), _both(draw, sizes), legend, class_="square" if square else None
+    marks = [(tag("line", x1=0, x2=26, y1=5, y2=5, class_=f"curve s{s.colour} {s.dash}".strip()), s.name) for s in shown]
+    return figure(
+        title, said, _both(draw, SIZES[shape]), _legend(marks) if len(marks) > 1 else "", class_="square" if shape == "square" else None
     )
 
 
 def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
     colour, parts = f"s{s.colour}", []
-    words = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(path))
+    words = _path(path)
     if s.band:
         edges = [at(x, ends[side > 0]) for side in (1, -1) for (x, _), ends in list(zip(s.points, s.band, strict=True))[::side]]
-        parts.append(
-            tag(
-                "path",
-                d=" ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(edges)) + " Z",
-                class_=f"area f{s.colour}",
-            )
-        )
+        parts.append(tag("path", d=f"{_path(edges)} Z", class_=f"area f{s.colour}"))
     if s.area:
         parts.append(tag("path", d=f"{words} L{path[-1][0]:.1f} {floor:.1f} L{path[0][0]:.1f} {floor:.1f} Z", class_=f"area f{s.colour}"))
     parts.append(tag("path", d=words, class_=f"curve {colour} {s.dash}".strip()))
@@ -116,6 +104,10 @@ def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
     if s.dots or len(path) == 1:
         parts += [tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3.2, class_=f"f{s.colour}") for x, y in path]
     return parts
+
+
+def _path(points: Points) -> str:
+    return " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
 
 
 def spent_bar(name: str, charges: Sequence[tuple[int, str, float]], used: float, kinds: Sequence[str]) -> Markup:
@@ -144,21 +136,16 @@ def spent_bar(name: str, charges: Sequence[tuple[int, str, float]], used: float,
 
 def legend(names: Sequence[str]) -> Markup:
     """Which colour of a bar is what."""
-    swatches = [
-        tag("svg", tag("rect", width=26, height=10, rx=2, class_=f"f{i % 7}"), viewBox="0 0 26 10", aria_hidden="true")
-        for i in range(len(names))
-    ]
-    return tag("ul", *(tag("li", swatch, name) for swatch, name in zip(swatches, names, strict=True)), class_="legend")
+    return _legend([(tag("rect", width=26, height=10, rx=2, class_=f"f{i % 7}"), name) for i, name in enumerate(names)])
+
+
+def _legend(marks: Sequence[tuple[Markup, str]]) -> Markup:
+    swatches = ((tag("svg", mark, viewBox="0 0 26 10", aria_hidden="true"), name) for mark, name in marks)
+    return tag("ul", *(tag("li", *entry) for entry in swatches), class_="legend")
 
 
 def _both(draw: Callable[[int, int], Markup], sizes: Sequence[tuple[int, int]]) -> Markup:
     return Markup("".join(draw(*size).replace("PLACE", place) for size, place in zip(sizes, ("wide", "narrow"), strict=True)))
-
-
-def _swatch(s: Series) -> Markup:
-    return tag(
-        "svg", tag("line", x1=0, x2=26, y1=5, y2=5, class_=f"curve s{s.colour} {s.dash}".strip()), viewBox="0 0 26 10", aria_hidden="true"
-    )
 
 
 def rounded(low: float, high: float, count: int) -> list[float]:

@@ -97,7 +97,7 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
             Series("observed", [(m, b["observed"]) for m, b in middle], 0, dots=True, band=[(b["low"], b["high"]) for _, b in middle]),
             Series("as predicted", [(0.0, 0.0), (1.0, 1.0)], 1, "dash"),
         ],
-        across="predicted risk", up="observed share", percent=True, top=1.0, square=True,
+        across="predicted risk", up="observed share", percent=True, top=1.0, shape="square",
     )  # fmt: skip
     columns = ("predicted risk", "observed share", "95 %", "records")
     return [drawn, table("Predicted risk and observed share", columns, rows, numbers=(1, 2, 3))]

@@ -86,6 +86,11 @@ def counts(pairs: Iterable[tuple[str, object]]) -> Markup:
     return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
 
 
+def figure(title: str, said: str, *content: object, class_: str | None = None) -> Markup:
+    """What is drawn, under its title and a sentence that says what is seen."""
+    return tag("figure", tag("figcaption", tag("b", title), tag("span", said)), *content, class_=class_)
+
+
 def section(name: str, title: str, *content: object) -> Markup:
     return tag("section", tag("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title")
 

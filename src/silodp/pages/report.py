@@ -16,7 +16,7 @@ from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Checked, badges
 from silodp.pages.judged import headline, judged
 from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
-from silodp.pages.runs import Run, Silo, fingerprint, noise_share, readable
+from silodp.pages.runs import Run, fingerprint, noise_share, readable
 from silodp.pages.shapes import shapes
 from silodp.pages.trade_off import trade_off
 from silodp.pages.unprotected import sentences
@@ -42,9 +42,9 @@ LITTLE = "The records speak louder than the noise in most questions."
 COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 2, "scaffold": 4, "disk": 6}
 
 
-def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = (), now: datetime | None = None) -> str:
+def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = ()) -> str:
     """The whole page as text; it asks for nothing from anywhere. `checks` are what was verified as it was made."""
-    when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
         main = tag("main", head(run, checks), *body(run, audit), signature(run, when), id="main")
         return document(f"{title(run)}: report", main, policy=True, kind="report")
@@ -75,11 +75,7 @@ def lead(run: Run) -> str:
         covered = "in this training run"
         beside = " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
     early = "" if run.state == "finished" else f" {EARLY}"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{_to_whom(run)}.{beside} {run.said}{early}"
-
-
-def _to_whom(run: Run) -> str:
-    return " before the server, which sees totals" if run.rule == "totals" else ""
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}.{beside} {run.said}{early}"
 
 
 def figures(run: Run) -> Markup:
@@ -148,11 +144,8 @@ def what(run: Run) -> Markup:
         *((k.replace("_", " ").capitalize(), _number(v)) for k, v in settings.items()),
         *times(run),
     ]
-    silos = run.silos or about.get("silos", ())
-    rows = [
-        (_get(s, "name"), _get(s, "records") or "?", *((rounded_up(s.epsilon, 6), rounded_up(s.delta)) if isinstance(s, Silo) else ()))
-        for s in silos
-    ]
+    rows = [(s.name, s.records or "?", rounded_up(s.epsilon, 6), rounded_up(s.delta)) for s in run.silos]
+    rows = rows or [(s.get("name"), s.get("records") or "?") for s in about.get("silos", ())]
     caption, listed, ran = "The silos, and the budget of each for this run" if run.silos else "The silos", "", ""
     if rows:
         listed = table(caption, ("silo", "records", "ε", "δ")[: len(rows[0])], rows, numbers=(1, 2, 3))
@@ -195,9 +188,8 @@ def errors(run: Run) -> Markup:
     for row in run.rows:
         by.setdefault(row["curve"], []).append(row)
     if not by:
-        return section(
-            "error", "Error by epsilon", tag("p", f"{run.done} of {run.total} batches of runs are done; there is a figure at the end.")
-        )
+        words = f"{run.done} of {run.total} batches of runs are done; there is a figure at the end."
+        return section("error", "Error by epsilon", tag("p", words))
     epsilons = sorted({r["epsilon"] for r in run.rows if r["epsilon"]})
     exact, paper = [], []
     for name, rows in by.items():
@@ -215,9 +207,8 @@ def errors(run: Run) -> Markup:
     bars = f"Bars are standard errors over {run.about.get('trials')} random splits."
     drawn = [chart("Test error with exact accounting", f"{bars} Dashed lines have no privacy.", exact, **about)]
     if paper:
-        drawn.append(
-            chart("Test error with the paper's noise", f"{bars} Where the table is red, more was spent than was claimed.", paper, **about)
-        )
+        said = f"{bars} Where the table is red, more was spent than was claimed."
+        drawn.append(chart("Test error with the paper's noise", said, paper, **about))
     rows = []
     for r in run.rows:
         more = r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
@@ -293,10 +284,6 @@ def signature(run: Run, when: str) -> Markup:
 
 def _some(silos: Sequence[Any]) -> str:
     return f"{len(silos)} silo{'' if len(silos) == 1 else 's'}"
-
-
-def _get(silo: Any, name: str) -> Any:
-    return silo.get(name) if isinstance(silo, dict) else getattr(silo, name)
 
 
 def _number(value: Any) -> str | None:

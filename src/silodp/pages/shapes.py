@@ -55,7 +55,7 @@ def shapes(run: Run) -> list[Markup]:
             )
             for k, (name, values) in enumerate(zip(outputs, curves[:, j], strict=False))
         ]
-        drawn.append(chart(names[place], "", series, across="", up=up, small=True, low=low, top=high))
+        drawn.append(chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high))
     said = f"What each column adds to the {up}. All curves have one scale, so that a flat one matters little."
     if noise:
         said += (

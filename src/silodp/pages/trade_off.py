@@ -68,7 +68,9 @@ def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
             " Where releases are not all Gaussian on full or disjoint batches, the curve is what ε and δ alone imply: "
             "at a false alarms at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a)) misses."
         )
-    drawn = chart("Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, square=True)
+    drawn = chart(
+        "Misses against false alarms", said, lines, across="false alarms (type I)", up="misses (type II)", top=1.0, shape="square"
+    )
     rows = [(c.name, c.said, *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5))) for c in claims]
     table_ = table("The same in numbers", ("spend", "known of it", "misses at 5 % false alarms", "misses at 50 %"), rows, numbers=(1, 2, 3))
     return section("trade-off", "What an attacker can tell", tag("div", drawn, table_, class_="pair"), _audited(run, audit))

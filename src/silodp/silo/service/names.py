@@ -29,16 +29,9 @@ def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[s
     found: dict[tuple[str, str], dict[str, Any]] = {}
     studies = _studies(opened.path)
     for query in queries:
-        key = query["asker"], query["run"]
-        new = {
-            "run": query["run"],
-            "asker": query["asker"],
-            "asked_by": called(opened.path, query["asker"]),
-            "study": "",
-            "questions": 0,
-            "cost": 0.0,
-        }
-        row = found.setdefault(key, new)
+        run, asker = query["run"], query["asker"]
+        new = {"run": run, "asker": asker, "asked_by": called(opened.path, asker), "study": "", "questions": 0, "cost": 0.0}
+        row = found.setdefault((asker, run), new)
         row["study"] = next((name for since, name in reversed(studies) if since <= query["time"]), "")
         row["questions"] += 1
         row["cost"] += query["cost"]

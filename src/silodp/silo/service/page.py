@@ -32,7 +32,7 @@ from silodp.host import log
 from silodp.host.listener import LINE_CODES
 from silodp.host.lock import running
 from silodp.pages.charts import Series, chart, legend, spent_bar
-from silodp.pages.markup import Markup, counts, facts, folded, join, section, table, tag
+from silodp.pages.markup import Markup, counts, facts, figure, folded, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, follow, screen
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.view import queries_of, said_of, summary_of
@@ -112,9 +112,8 @@ class GatePage:
         form = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True)
         given, wanted = form.get("token", [""])[-1], form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-            return await run_in_threadpool(
-                self.show, request, "This is not the token; the gate stays as it is." if self._token else READ, 403
-            )
+            said = "This is not the token; the gate stays as it is." if self._token else READ
+            return await run_in_threadpool(self.show, request, said, 403)
         if wanted not in ("pause", "resume"):
             return await run_in_threadpool(self.show, request, "The form says neither pause nor resume.", 400)
         await run_in_threadpool(set_paused, self._path, wanted == "pause")
@@ -129,7 +128,7 @@ class GatePage:
             queries, summary, badge = queries_of(ledger), summary_of(ledger), self._badge()
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
-        halted = paused(self._path)
+        halted, codes = paused(self._path), {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
         state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
         if halted:
             state, words = (
@@ -138,9 +137,9 @@ class GatePage:
             )
         numbers = (
             ("of the budget left", left_of(summary["used"])), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
-            ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(self._refused().values())),
+            ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(codes.values())),
         )  # fmt: skip
-        refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(self._refused().items())]
+        refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(codes.items())]
         why = table("Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True)
         entries = facts([("Ledger entries", summary["count"]), ("Records (public)", ledger.records)])
         save = tag("p", tag("a", "Save every charge as a table (CSV)", href="/silo-charges.csv", id="to-charges"), class_="screen")
@@ -182,9 +181,6 @@ class GatePage:
             return tag("p", "Nobody has been answered yet.")
         columns = ("study", "asker", "questions", "first (UTC)", "last (UTC)", "share of the budget")
         return table("Every run that was answered, newest first", columns, rows, numbers=(2, 5))
-
-    def _refused(self) -> dict[str, int]:
-        return {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
 
     def _frames(self, queries: list[dict]) -> Markup:
         """The latest frames of the log, each answered one with who asked and in which run, as the ledger has it."""
@@ -243,9 +239,8 @@ class GatePage:
 def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
     """The budget as a bar of its charges, and how it went down over time."""
     kinds = list(dict.fromkeys(q["kind"] for q in queries))
-    said = tag("figcaption", tag("b", "The budget"), tag("span", "Each piece is one charge, in order; what is empty is left."))
     bar = spent_bar(name, [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)], used, kinds)
-    drawn = [tag("figure", said, bar, legend(kinds) if kinds else "")]
+    drawn = [figure("The budget", "Each piece is one charge, in order; what is empty is left.", bar, legend(kinds) if kinds else "")]
     if not queries:
         return drawn
     moments = [datetime.fromisoformat(q["time"]) for q in queries]

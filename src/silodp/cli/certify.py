@@ -9,6 +9,7 @@ import typer
 
 from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.core.errors import BadInput
+from silodp.host.extension import load
 
 
 def certify(
@@ -32,7 +33,6 @@ def certify(
 
     Example: `silodp certify mine.py:train --epsilon 3`
     """
-    from silodp.host.extension import load
     from silodp.lab.certify import LEAST_RUNS, UNITS
     from silodp.lab.certify import certify as measured
 

@@ -10,7 +10,10 @@ import typer
 from silodp.cli.console import dump, say, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
+from silodp.core.figures import rounded_up, shown
+from silodp.core.problem.task import Task
 from silodp.host import atomic
+from silodp.host.schema import load_schema
 from silodp.server.order import Order
 
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
@@ -34,8 +37,6 @@ Advise = Annotated[
 
 def facts_for(records: tuple[int, ...], features: int | None, classes: int, schema: Path | None) -> Any:
     """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of kinds."""
-    from silodp.core.problem.task import Task
-    from silodp.host.schema import load_schema
     from silodp.lab.planning import named
     from silodp.server.advice import Facts, kinds_of
 
@@ -67,9 +68,6 @@ def advise(order: Order, facts: Any, write: Path | None, *, as_json: bool) -> No
 
 
 def _show_advice(answer: dict[str, Any]) -> None:
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
-
     entries = [e for e in answer["trusts"].values() if "refused" not in e]
     settings = ("model", "algorithm", "rounds", "clip", "step")
     columns = "|".join(

@@ -13,6 +13,10 @@ import typer
 from silodp import __version__
 from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
+from silodp.core.problem.schema import Schema
+from silodp.host.atomic import write_out
+from silodp.host.keys import make_key, public, read_key
+from silodp.pages.evidence import pack, verify
 
 if TYPE_CHECKING:
     from silodp.pages.checked import Checked
@@ -56,10 +60,7 @@ def evidence(
     if archive is not None:
         raise BadInput(f"{archive} is too much: give one run's folder, or `verify` and an archive")
     from silodp.cli.checked import archived
-    from silodp.host.atomic import write_out
-    from silodp.host.keys import make_key, public, read_key
     from silodp.pages import runs
-    from silodp.pages.evidence import pack
     from silodp.pages.statements import Told
 
     run = runs.read(what)
@@ -86,8 +87,6 @@ def evidence(
 
 
 def _verify(archive: Path | None, key: str, as_json: bool) -> None:
-    from silodp.pages.evidence import verify
-
     if archive is None:
         raise BadInput("verify needs an archive: silodp evidence verify NAME-evidence.zip")
     try:
@@ -104,7 +103,6 @@ def _verify(archive: Path | None, key: str, as_json: bool) -> None:
 
 
 def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path], checks: list[Checked]) -> dict[str, bytes]:
-    from silodp.core.problem.schema import Schema
     from silodp.host.model import about_of
     from silodp.pages import statements
     from silodp.pages.card import card, facts

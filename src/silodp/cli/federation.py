@@ -26,9 +26,13 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import SPEND, Project
 from silodp.core.errors import BadInput
+from silodp.core.figures import left_of
 from silodp.host.atomic import new_files
 from silodp.host.certificates import certificates, expiring
+from silodp.host.extension import load
 from silodp.host.keys import make_key, public
+from silodp.server.order import Order, budgets_of
+from silodp.wire.socket import Unreached
 
 federation = group("Silos as processes of their own: start them, train over them, stop them.")
 
@@ -131,10 +135,8 @@ def _chosen(asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None,
 
     A run spends what the project says, else the whole budget.
     """
-    from silodp.host.extension import load
     from silodp.lab.advised import advised
     from silodp.lab.source import Source
-    from silodp.server.order import Order, budgets_of
 
     spend = click.get_current_context().meta.get(SPEND) or asked["epsilon"]
     order = Order(epsilon=(str(spend),), trust=asked["trust"], prox=asked["prox"])
@@ -281,8 +283,6 @@ def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[
 
 
 def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
-    from silodp.core.figures import left_of
-
     processes = [
         {"name": name, "pid": pid, "runs": bool(command_of(pid)), "ports": ports_of(pid)} for name, pid in state["processes"].items()
     ]
@@ -316,8 +316,6 @@ def attested(checked: Mapping[str, str]) -> str:
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
-    from silodp.wire.socket import Unreached
-
     try:
         return sorted(carrier_of(folder, state).names())
     except Unreached:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.cli import federation_shuffle as shuffle
 from silodp.core.errors import BadInput
+from silodp.core.extension import is_file
+from silodp.core.problem.task import Task
 from silodp.host import atomic
+from silodp.host.cards import schema_of
+from silodp.host.extension import load
+from silodp.host.schema import load_schema
+from silodp.wire.hub import Direct, Hub
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,8 +30,6 @@ RUNS, STOPPED = "federation.json", "stopped.json"
 
 
 def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
-    from silodp.wire.hub import Direct, Hub
-
     if state["engine"] == "direct":
         return Direct(shuffle.sites(folder, state))
     return Hub(folder / "engine" / "hub.sock")
@@ -63,12 +67,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
 
 def problem_of(card: Card, order: Order | None = None, schema: Path | None = None) -> Problem:
     """The problem that the card names. What a card names as a file is not run, even if such a file is here: that is this server's own copy."""
-    from silodp.core.extension import is_file
     from silodp.core.problem.build import Words, build
-    from silodp.core.problem.task import Task
-    from silodp.host.cards import schema_of
-    from silodp.host.extension import load
-    from silodp.host.schema import load_schema
 
     if schema and load_schema(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")

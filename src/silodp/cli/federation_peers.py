@@ -27,6 +27,7 @@ from silodp.cli.federation_shuffle import sites
 from silodp.cli.interrupted import interruptible, same_command
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
+from silodp.wire.hub import Direct
 
 if TYPE_CHECKING:
     from silodp.core.protocol.card import Card
@@ -45,7 +46,6 @@ OWN_FLAGS = ("--new", "--resume", "--json")
 def one_peer(name: str, gate: Path | None, relay: Path | None, run: str | None, cards: Sequence[Card], quorum: int | None) -> Peer:
     """The carrier of this silo's process; BadInput unless it has what it needs."""
     from silodp.server.peers import Folder, Peer
-    from silodp.wire.hub import Direct
 
     if gate is None or relay is None or run is None:
         raise BadInput(PEER_NEEDS)

@@ -15,6 +15,7 @@ from typing import Any
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.federation_files import RUNS, STOPPED, load_state, save_state
 from silodp.core.errors import BadInput
+from silodp.wire.hub import Direct
 
 
 def site_of(engine: str) -> Any:
@@ -41,8 +42,6 @@ def start_gates(folder: Path, state: dict[str, Any]) -> None:
             )
         state["processes"][name] = started[name].pid
         save_state(folder, state)
-    from silodp.wire.hub import Direct
-
     gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 600
     while len(gates.names()) < len(started):
         for name, process in started.items():

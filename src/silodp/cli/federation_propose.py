@@ -15,7 +15,11 @@ from silodp.cli.federation_files import load_state
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
+from silodp.core.problem.task import Task
 from silodp.host.cards import read_card, schema_of
+from silodp.host.extension import load
+from silodp.host.schema import load_schema
+from silodp.host.study import Study
 
 
 @federation.command()
@@ -44,10 +48,6 @@ def propose(
     Example: `silodp federation propose second --model logistic`
     """
     from silodp.core.problem.build import Words, build
-    from silodp.core.problem.task import Task
-    from silodp.host.extension import load
-    from silodp.host.schema import load_schema
-    from silodp.host.study import Study
     from silodp.silo.service.policy import STATISTICS
 
     known = click.get_current_context().get_parameter_source("schema")

@@ -20,8 +20,10 @@ from silodp.cli.interrupted import interruptible, same_command
 from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
+from silodp.core.figures import ALONE, EARLY, rounded_up, shown
 from silodp.host.cards import read_card
 from silodp.server.order import AUTO, Order
+from silodp.wire.hub import Hub
 
 if TYPE_CHECKING:
     from silodp.core.protocol.quote import HoldReply
@@ -96,8 +98,6 @@ def run(
         carrier = peer = one_peer(own_name, gate, relay, run_id, cards, quorum)
         quorum = len(cards)
     elif hub and card and key_file:
-        from silodp.wire.hub import Hub
-
         carrier, cards, signing = Hub(hub), [read_card(path) for path in card], read_key(key_file)
     else:
         folder = folder.resolve()
@@ -164,9 +164,6 @@ def _show_peers(summary: Mapping[str, Any], as_json: bool) -> None:
 
 def _show_spent(summary: Mapping[str, Any]) -> None:
     """What each silo answered and spent, and how the run ended."""
-    from silodp.core.figures import EARLY, shown
-    from silodp.core.privacy.accounting import rounded_up
-
     for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         say(
@@ -184,8 +181,6 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
 
 
 def _show_held(held: Mapping[str, HoldReply]) -> None:
-    from silodp.core.privacy.accounting import rounded_up
-
     shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
     say(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
 
@@ -198,8 +193,6 @@ def _exit_early(ended: str) -> None:
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:
     """What whoever sees the silo's own counts could learn, under a trust that counts on others' noise."""
-    from silodp.core.figures import ALONE, shown
-
     if "local_epsilon_at_most" not in silo:
         return ""
     local = silo["local_epsilon_at_most"]

@@ -11,9 +11,11 @@ import typer
 from silodp.cli.console import Json, dump, say, tell
 from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger
 from silodp.core.errors import BadInput
+from silodp.host import atomic
 from silodp.host.keys import make_key, public, read_key
 from silodp.host.lock import running
 from silodp.silo.ledger import care, cosign
+from silodp.silo.ledger.durable import DurableLedger
 
 __all__ = ["ledger"]
 
@@ -149,8 +151,6 @@ def head(
 
     Example: `silodp ledger head clinic/ledger.db --key clinic/silo.key --out clinic.head`
     """
-    from silodp.silo.ledger.durable import DurableLedger
-
     _put(cosign.state(DurableLedger.open(path, anchor=anchor), read_key(key_file)), out_file)
 
 
@@ -185,8 +185,6 @@ def fsck(
         raise BadInput("--seen needs --key: whose head was co-signed is seen by the silo's own key")
     found = list(care.look(path, anchor=anchor))
     if not any(not sentence.startswith("warning") for sentence in found):
-        from silodp.silo.ledger.durable import DurableLedger
-
         opened = DurableLedger.open(path, anchor=anchor)
         own = public(read_key(key_file)) if key_file else ""
         found += [f"{wrong}." for file in seen or () if (wrong := cosign.contradiction(opened, _read(file), own))]
@@ -216,8 +214,6 @@ def _confirmed(path: Path, why_not: str, as_json: bool) -> None:
 
 
 def _put(statement: dict[str, Any], out_file: Path | None) -> None:
-    from silodp.host import atomic
-
     text = json.dumps(statement) + "\n"
     print(text, end="") if out_file is None else atomic.write(out_file, text)
 

@@ -14,6 +14,7 @@ import typer
 from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write, write_new
+from silodp.host.cards import read_card, schema_of
 
 MARK = b": report</title><style>"
 """By which a page is known for a report."""
@@ -121,8 +122,6 @@ def ui(
 
 def judge_of(policy: Path) -> Any:
     """What a score that this silo has answered says, by the silo's own public card; None where there is no card, or no classes to judge."""
-    from silodp.host.cards import read_card, schema_of
-
     try:
         card = read_card(policy.parent / "silo.json")
     except BadInput:

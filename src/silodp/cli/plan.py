@@ -11,6 +11,9 @@ from silodp.cli import choose
 from silodp.cli.console import dump, out, say, say_advice, show, table
 from silodp.cli.options import Json, SchemaFile, takes_order
 from silodp.core.errors import BadInput
+from silodp.core.figures import ALONE, NO_MU, rounded_up, shown
+from silodp.core.problem.task import Task
+from silodp.host.extension import load
 from silodp.server.order import AUTO, Order
 
 FEATURES = 10
@@ -37,9 +40,6 @@ def plan(
     `silodp plan --trust masks --colluding 2 --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
     `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
-
     every = _all_records(records or [1000], silos)
     if advise:
         if order.algorithm != AUTO:
@@ -90,16 +90,12 @@ def plan(
 
 def _parameters(model: str, features: int, classes: int) -> int:
     from silodp.core.problem.build import Words, build
-    from silodp.core.problem.task import Task
-    from silodp.host.extension import load
 
     return build(Words(model, Task.plain(classes)), features, load=load).dim
 
 
 def _trade_off(mu: float | None) -> str:
     """What else than epsilon at this delta is known of the whole run."""
-    from silodp.core.figures import NO_MU, shown
-
     return f"mu = {shown(mu)}" if mu is not None else NO_MU
 
 
@@ -115,9 +111,6 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 def _show_totals(answer: dict, algorithm: str, order: Order) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
-    from silodp.core.figures import ALONE, shown
-    from silodp.core.privacy.accounting import rounded_up
-
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
         accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]

@@ -20,12 +20,16 @@ from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_folder import last_run
 from silodp.cli.federation_run import federation
+from silodp.cli.federation_shuffle import shuffler_card
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import Project
 from silodp.cli.score_tables import show_charged, show_evaluation, show_profile, show_survival
 from silodp.core.errors import BadInput
+from silodp.core.figures import rounded_up, shown
 from silodp.host.cards import read_card, schema_of
+from silodp.server.approval import check_study
+from silodp.server.order import Order, least_of_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +74,6 @@ def evaluate(
 
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a --epsilon 1`
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
     from silodp.lab.scoring import evaluate_run
 
     with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
@@ -113,7 +115,6 @@ def profile(
     """
     from silodp.lab.scoring import profile_data
     from silodp.lab.source import Source
-    from silodp.server.order import Order
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     source = Source(data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none")
@@ -144,7 +145,6 @@ def survival(
     """
     from silodp.lab.scoring import survival_data
     from silodp.lab.source import Source
-    from silodp.server.order import Order
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     with interruptible("nothing was shown, so nothing was spent"):
@@ -191,11 +191,9 @@ def federation_evaluate(
     import torch
 
     from silodp.host.model import contents, refuse_personal
-    from silodp.server.approval import check_study
     from silodp.server.estimates.groups import groups_of
     from silodp.server.estimates.scoring import as_rows, asked_of
     from silodp.server.folder import read_run
-    from silodp.server.order import Order
 
     place = run or last_run(folder.resolve() / "runs")
     cards, budgets = _cards(folder, epsilon)
@@ -219,7 +217,6 @@ def federation_evaluate(
     with interruptible(REPEATED):
         if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
-            from silodp.server.order import least_of_all
 
             budgets = [least_of_all(budgets)] * len(cards)
             counts = [card.records for card in cards]
@@ -352,7 +349,6 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
 def _channel(folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline: float, *, totals: bool = True) -> Remote:
     """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is `asked`, in JSON, so that asking again is
     repeating and not paying again."""
-    from silodp.cli.federation_shuffle import shuffler_card
     from silodp.server.journal import Journal
     from silodp.server.remote import Timeouts
     from silodp.server.remote_masked import MaskedRemote

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from silodp.cli.console import say, show, table
+from silodp.core import quality
+from silodp.core.figures import WHY, rounded_up, shown
+from silodp.server.asking import why
 
 SHARED = "The price below is for both questions, of all records and of the groups; by itself each would have 0.7 times this noise."
 ALONE = "The price below is for the groups alone, at the noise that both questions would have had together."
@@ -17,9 +20,6 @@ SAID = (
 
 def show_evaluation(answer: Mapping[str, Any]) -> None:
     """The score of all records, then groups, as far as there are any, and whose answers are not in them."""
-    from silodp.core import quality
-    from silodp.core.figures import WHY
-
     scores, groups = answer["scores"], answer.get("groups", {})
     if scores:
         _show_scores(scores)
@@ -35,16 +35,12 @@ def show_evaluation(answer: Mapping[str, Any]) -> None:
 
 
 def _show_without(what: str, found: Mapping[str, Any]) -> None:
-    from silodp.server.asking import why
-
     if codes := found.get("without"):
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
         say(f"Not in the figures of {what}: {said}{why(codes)}.")
 
 
 def _show_scores(rows: Sequence[dict]) -> None:
-    from silodp.core import quality
-
     whole = rows[0]
     if words := quality.verdict(whole):
         say(words, style="bold")
@@ -84,9 +80,6 @@ def show_profile(answer: dict) -> None:
 
 def show_charged(silos: Sequence[dict]) -> None:
     """What each silo has paid, or may have."""
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
-
     for silo in silos:
         if not silo["epsilon"]:
             say(f"{silo['name']}: nothing more was charged.")

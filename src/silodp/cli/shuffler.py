@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from silodp.cli.console import Json, dump, group, say, tell
+from silodp.host.keys import public
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded
@@ -88,7 +89,6 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
 
     Example: `silodp shuffler status mixer/shuffler.toml`
     """
-    from silodp.host.keys import public
     from silodp.shuffler.daemon import read_keys
     from silodp.shuffler.settings import ShufflerSettings
     from silodp.shuffler.store import RoundStore

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say, tell
 from silodp.core.errors import BadInput
+from silodp.core.figures import left_of, shown
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded, leave_no_core
+from silodp.host.schema import load_schema
 from silodp.host.site import for_unit
+from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.masking import Masking
+from silodp.silo.service.pause import paused, set_paused
+from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
-
-if TYPE_CHECKING:
-    from silodp.silo.service.policy import Place, Policy
 
 silo = group("One silo's gate: make it, run it, look at it.")
 
@@ -126,7 +128,6 @@ def check(
 
     Example: `silodp silo check clinic.csv --schema schema.toml`
     """
-    from silodp.host.schema import load_schema
     from silodp.silo.data.check import check as found_in
 
     leave_no_core()
@@ -183,9 +184,6 @@ def resume(policy: PolicyFile, as_json: Json = False) -> None:
 
 
 def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
-    from silodp.silo.service.pause import set_paused
-    from silodp.silo.service.policy import Policy
-
     rules = Policy.load(policy)
     set_paused(policy, wanted)
     tell({"silo": rules.silo, "paused": wanted}, as_json, said)
@@ -197,11 +195,6 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
-    from silodp.core.figures import left_of, shown
-    from silodp.silo.ledger.durable import DurableLedger
-    from silodp.silo.service.pause import paused
-    from silodp.silo.service.policy import Place, Policy
-
     rules, place = Policy.load(policy), Place.load(policy)
     runs, opened, words = running(place.ledger), DurableLedger.open(Path(place.ledger)), tally(place.log)
     count, head = opened.head()

@@ -10,21 +10,27 @@ import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from silodp.cli.console import Json, dump, out, say, tell
 from silodp.cli.silo import PolicyFile, silo
 from silodp.core.errors import BadInput
+from silodp.core.figures import left_of, shown
+from silodp.core.protocol.words import fingerprint
 from silodp.host.cards import read_card
 from silodp.host.keys import public, read_key
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import leave_no_core
-
-if TYPE_CHECKING:
-    from silodp.silo.service.approve import Proposed
+from silodp.host.tables import read_toml
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.service.approve import Proposed, compare
+from silodp.silo.service.approve import approve as approving
+from silodp.silo.service.approve import attest as attesting
+from silodp.silo.service.masking import pin
+from silodp.silo.service.policy import Place
 
 PATIENCE = 600.0
 """Seconds that a gate is given to begin anew."""
@@ -75,8 +81,6 @@ def approve(
 
     Example: `silodp silo approve second.toml clinic/policy.toml`
     """
-    from silodp.silo.service.approve import compare
-
     leave_no_core()
     if as_json and not yes:
         raise BadInput("--json asks nothing; give --yes too, once you have read what would change")
@@ -94,9 +98,6 @@ def approve(
 
 def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, Any]:
     """What the officer was shown, and whether it is approved; nothing of the study has run."""
-    from silodp.core.figures import left_of, shown
-    from silodp.silo.ledger.durable import DurableLedger
-
     name, opened = found.rules.silo, DurableLedger.open(Path(found.place.ledger))
     spent, left = shown(opened.spent()), left_of(opened.used())
     answer = {
@@ -124,8 +125,6 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
 
 
 def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> dict[str, Any]:
-    from silodp.silo.service.approve import approve as approving
-
     if found.approved or not answer["approved"]:
         return answer
     name = found.rules.silo
@@ -177,8 +176,6 @@ def attest(
 
     Example: `silodp silo attest clinic/policy.toml --by "A. Officer"`
     """
-    from silodp.silo.service.approve import attest as attesting
-
     today = datetime.now(UTC).date()
     try:
         day = datetime.fromisoformat(on).date() if on else today
@@ -200,10 +197,6 @@ def key(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo key clinic/policy.toml`
     """
-    from silodp.core.protocol.words import fingerprint
-    from silodp.host.tables import read_toml
-    from silodp.silo.service.policy import Place
-
     name, own = read_toml("policy", policy).get("silo"), public(read_key(Place.load(policy).key))  # askers may still be missing
     words = fingerprint(own)
     tell({"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}")
@@ -224,10 +217,6 @@ def trust(
 
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """
-    from silodp.core.protocol.words import fingerprint
-    from silodp.silo.service.masking import pin
-    from silodp.silo.service.policy import Place
-
     card = read_card(other)
     if card.key == public(read_key(Place.load(policy).key)):
         raise BadInput(f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo with which it is in a total")

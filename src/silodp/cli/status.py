@@ -12,6 +12,9 @@ from silodp.cli.console import Json, dump, item, say
 from silodp.cli.federation_files import RUNS, state_in
 from silodp.cli.project import FILE, read_project
 from silodp.core.errors import BadInput
+from silodp.core.figures import left_of, shown
+from silodp.host.cards import read_card
+from silodp.host.schema import load_schema
 
 
 def status(
@@ -58,8 +61,6 @@ def _project(folder: Path) -> dict[str, Any]:
 
 
 def _schema(settings: dict[str, Any]) -> dict[str, Any]:
-    from silodp.host.schema import load_schema
-
     if "schema" not in settings:
         return {"ready": True, "file": None}
     try:
@@ -140,7 +141,6 @@ def _federation(folder: Path) -> dict[str, Any] | None:
 
 def _gate(folder: Path) -> dict[str, Any]:
     """A silo on this machine: what it approves, and what is left."""
-    from silodp.host.cards import read_card
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.approve import approvals
     from silodp.silo.service.policy import Place, Policy
@@ -241,8 +241,6 @@ def _show(found: dict[str, Any]) -> None:
     for run in found.get("runs", ()):
         item("run", _run_words(run))
     if together := found.get("together"):
-        from silodp.core.figures import shown
-
         said = ", ".join(f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items())
         item("in simulation", f"over {together['runs']} runs of the same files, epsilon: {said}")
     federation = found["federation"] if found["kind"] == "project" else found
@@ -264,8 +262,6 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _run_words(run: dict[str, Any]) -> str:
-    from silodp.core.figures import shown
-
     if run["kind"] == "unreadable":
         return run["state"]
     what = f"{_short(run['folder'])}: {run['state']}" + (f", study {run['study']}" if run["study"] else "")
@@ -277,8 +273,6 @@ def _run_words(run: dict[str, Any]) -> str:
 
 
 def _show_silo(silo: dict[str, Any]) -> None:
-    from silodp.core.figures import left_of, shown
-
     study = f"the study {silo['study']} ({silo['model']})" if silo["study"] else f"the model {silo['model']}"
     item(
         silo["name"],

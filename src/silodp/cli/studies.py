@@ -17,6 +17,7 @@ from silodp.cli.console import Json, dump, progress, say, show, table, tell
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
+from silodp.core.figures import rounded_up
 from silodp.host import atomic
 
 
@@ -185,8 +186,6 @@ def _lower(percent: float) -> str:
 
 def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], own: Sequence[str] = ()) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
-    from silodp.core.privacy.accounting import rounded_up
-
     by = {(r["curve"], r["epsilon"]): r for r in rows}
 
     def cell(curve: str, epsilon: float | None) -> str:

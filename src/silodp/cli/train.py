@@ -12,6 +12,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, check_writable, takes_order, typed
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
+from silodp.core.figures import ALONE, rounded_up, shown
 from silodp.server.order import Order
 
 
@@ -86,7 +87,6 @@ def train(
 
 def _show_together(folder: Path) -> None:
     """What the same records have now said in all: a second model begins with no new budget."""
-    from silodp.core.figures import shown
     from silodp.lab.together import together
 
     runs, spent = together(folder)
@@ -100,9 +100,6 @@ def _show_together(folder: Path) -> None:
 
 
 def _show(summary: dict) -> None:
-    from silodp.core.figures import ALONE, shown
-    from silodp.core.privacy.accounting import rounded_up
-
     alone, rows = ALONE.get(summary["trust"]), []
     for s in summary["silos"]:
         local = s.get("local_epsilon_at_most")

@@ -13,6 +13,7 @@ from silodp.cli.console import Json, LabelColumn, dump, progress, say, show, tab
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import DataDir, takes_order
 from silodp.core.errors import BadInput
+from silodp.core.figures import rounded_up, shown
 from silodp.server.order import Order
 
 
@@ -106,9 +107,6 @@ def _charged(order: Order, silo, label, names, folder, ranges, seed, tick, candi
 
 
 def _show_tuning(answer: dict) -> None:
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
-
     figure = "test_error" if answer["free"] else "score"
     columns = ("algorithm", "rounds", "phase", "step", "clip", "slope", *([figure] if figure in answer["candidates"][0] else []))
     headings = "|".join(column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from silodp.core.privacy.accounting import rounded_up
-
 HOLDS = (
     "This figure is exact where questions were fixed in advance. Where somebody chose questions, or stopped, because of earlier answers, "
     "count on the whole budget: it holds whatever was asked."
@@ -18,6 +16,15 @@ EARLY = (
 )
 """A planned schedule is fixed in advance, so its whole price holds however it is cut short: what came is a function of what would have come."""
 NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
+
+
+def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
+    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody may be shown less than was spent."""
+    shown = f"{value:.{digits}{style}}"
+    if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
+        return shown
+    before = math.floor(math.log10(value)) + 1 if style == "g" else 0
+    return f"{value + 0.5 * 10 ** (before - digits):.{digits}{style}}"
 
 
 def shown(value: float) -> str:

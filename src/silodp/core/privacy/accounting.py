@@ -20,6 +20,7 @@ from scipy import special
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
+from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
 from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import Sampling
@@ -43,15 +44,6 @@ class Budget:
             raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
         if self.delta < 1e-300:
             raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
-
-
-def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
-    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody may be shown less than was spent."""
-    shown = f"{value:.{digits}{style}}"
-    if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
-        return shown
-    before = math.floor(math.log10(value)) + 1 if style == "g" else 0
-    return f"{value + 0.5 * 10 ** (before - digits):.{digits}{style}}"
 
 
 # --- Gaussian differential privacy ----------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Silodp(LazyGroup):
         Listed(RESEARCH, "studies", "rates", "Measure the theorems' rates as slopes."),
         Listed(RESEARCH, "studies", "coverage", "Measure how often intervals with privacy noise cover."),
         Listed(RESEARCH, "audit", "audit", "Attack the code that users run, next to what is claimed."),
-        Listed(RESEARCH, "certify", "certify", "Attack somebody else's DP code, next to what it claims."),
+        Listed(RESEARCH, "audit", "certify", "Attack somebody else's DP code, next to what it claims."),
         Listed(RESEARCH, "studies", "gallery", "Make the pages of results from finished studies."),
         Listed(RESEARCH, "studies", "data", "List the built-in data sets, and how to get the others."),
     )

@@ -1,7 +1,8 @@
-"""`silodp audit`: exit code 1 if a claim is refuted, a mutant survives, or the pipeline as shipped fails a probe."""
+"""`silodp audit` and `silodp certify`: exit code 1 if a claim is refuted, a mutant survives, or the pipeline as shipped fails a probe."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,9 @@ import typer
 
 from silodp.cli.console import Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import Settings
+from silodp.cli.options import Out, Settings, check_writable
 from silodp.core.errors import BadInput
+from silodp.host.extension import load
 
 
 def audit(
@@ -30,7 +32,7 @@ def audit(
     rounds: Annotated[int, typer.Option(help="For --one-run: communication rounds R.")] = 25,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="For --one-run: where MNIST or CIFAR-10 lie.")] = None,
     seed: Annotated[int, typer.Option(help="Seeds of the simulated runs start here.")] = 0,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")] = None,
+    out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
     """Attacks the code that users run: what an adversary really learns about one record, next to what is claimed.
@@ -63,6 +65,7 @@ def audit(
         from silodp.lab.runfolder import unused
 
         folder = unused(out_dir, Path("runs") / "audit", "audit.json")
+        check_writable(folder)
         with interruptible("nothing is kept, since the rows belong together"):
             _attacks(algorithm, given, tuple(epsilon or ()), runs, seed, folder, as_json=as_json)
 
@@ -139,6 +142,57 @@ def _one_run(
         show(table("algorithm|claim|refuted at 95 %|right guesses|alarm", cells, title=title))
         say("One run shows less than thousands do: the bound is far below a sound claim, and above a badly broken one.")
     _leave(any(row["alarm"] for row in rows))
+
+
+def certify(
+    release: Annotated[
+        str, typer.Argument(metavar="FILE.py:NAME", help="A function (x, y, seed) that returns all that is seen.", show_default=False)
+    ],
+    epsilon: Annotated[float, typer.Option(help="The epsilon that it claims.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="The delta that it claims.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="What it claims to protect: record, or silo for all records of one client.")] = "record",
+    runs: Annotated[int, typer.Option(help="Runs on each of two neighbouring tables, for each canary.")] = 1000,
+    records: Annotated[int, typer.Option(help="Rows of the table.")] = 40,
+    features: Annotated[int, typer.Option(help="Columns of the table.")] = 8,
+    level: Annotated[float, typer.Option(help="Probability, at most, that a true claim is refuted.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Seeds given to the function start here.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Attack somebody's DP code: an epsilon that is measured, next to the one that is claimed.
+
+    The function gets a table, labels of 0 and 1 and a seed, trains as it always does, and returns what the adversary sees: weights, updates
+    of all rounds, whatever is published. Rows have length 1 at most, canaries apart. Exit code 1 means that the claim is refuted.
+
+    Example: `silodp certify mine.py:train --epsilon 3`
+    """
+    from silodp.lab.certify import LEAST_RUNS, UNITS
+    from silodp.lab.certify import certify as measured
+
+    if not 0 < epsilon < 100 or not 0 < delta < 1 or not 0 < level < 1:
+        raise BadInput("epsilon must be between 0 and 100, delta and level between 0 and 1")
+    if unit not in UNITS:
+        raise BadInput(f"--unit is {unit!r}; it must be one of {', '.join(UNITS)}")
+    for name, value, least in (("runs", runs, LEAST_RUNS), ("records", records, 2), ("features", features, 2), ("seed", seed, 0)):
+        if value < least:
+            raise BadInput(f"--{name} is {value}; it must be {least} or more")
+    function = load(release)
+    if not callable(function):
+        raise BadInput(f"{release} is no function; give FILE.py:NAME of one that takes (x, y, seed)")
+    with progress("run", quiet=as_json) as tick:
+        found = measured(
+            function, epsilon, delta, unit=unit, runs=runs, records=records, features=features, level=level, seed=seed, tick=tick
+        )
+    broken = any(f.refuted for f in found)
+    if as_json:
+        dump({"claim": {"epsilon": epsilon, "delta": delta, "unit": unit}, "level": level, "findings": [asdict(f) for f in found], "refuted": broken})  # fmt: skip
+    else:
+        rows = [
+            (f.canary, f"{f.empirical:.2f}", f"{f.lower:.2f}", f"{epsilon:g}", "REFUTED" if f.refuted else "not refuted") for f in found
+        ]
+        show(table("canary|measured>|at least>|claimed>|the claim is", rows, title=f"{release}, one {unit} replaced"))
+        say(f"measured: the epsilon of the normal curve that fits, an estimate; at least: a bound, wrong with probability at most {level:g} over all rows.")  # fmt: skip
+        say("The claim is refuted: it gives away more than it says." if broken else "The claim is not refuted by these attacks, which proves nothing more.")  # fmt: skip
+    _leave(broken)
 
 
 def _leave(alarm: bool) -> None:

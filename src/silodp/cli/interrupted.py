@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+KEPT = "what was finished is kept in {}, and the same command goes on from there"
 CODE = 130
 """What a shell gives a command that ended by SIGINT: 128 and the signal's number."""
 

@@ -1,23 +1,31 @@
-"""`silodp plan`: what a run would cost, before any data is touched."""
+"""`silodp plan`: what a run would cost, before any data is touched, or with --advise what to run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from silodp.cli import choose
 from silodp.cli.console import dump, out, say, say_advice, show, table
+from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json, SchemaFile, takes_order
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, NO_MU, rounded_up, shown
 from silodp.core.problem.task import Task
+from silodp.host import atomic
 from silodp.host.extension import load
+from silodp.host.schema import load_schema
 from silodp.server.order import AUTO, Order
 
 FEATURES = 10
 """Of a record, for advice, where nobody says how many."""
+WORDS = {
+    "isrl": "nobody is trusted: what a silo sends is private already",
+    "masks": "the other silos are trusted to add their noise, all but --colluding of them, and nobody is trusted with what a silo sends",
+    "shuffle": "a shuffler is trusted: alone, or with the server, it sees more than this epsilon says, and no gate can verify it",
+    "central": "the server is trusted with the records themselves: epsilon holds against readers of the model only",
+}
 
 
 @takes_order("prox", "loss", "feature_map", "output")
@@ -28,7 +36,12 @@ def plan(
     dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust masks or shuffle and the theory.")] = None,
     features: Annotated[int | None, typer.Option(help="Columns of a record, for advice, or to find d by --model.")] = None,
     classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
-    advise: choose.Advise = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise", help="Say which model, algorithm, settings and trust to use, and what to expect, by simulation on made-up records."
+        ),
+    ] = False,
     schema: SchemaFile = None,
     write: Annotated[Path | None, typer.Option("--write", help="With --advise: a TOML file for `train --settings`.")] = None,
     as_json: Json = False,
@@ -44,30 +57,43 @@ def plan(
     if advise:
         if order.algorithm != AUTO:
             raise BadInput("--advise chooses the algorithm; leave out --algorithm, and options that belong to one")
-        return choose.advise(order, choose.facts_for(every, features, classes, schema), write, as_json=as_json)
+        return _advise(order, _facts(every, features, classes, schema), write, as_json=as_json)
     from silodp.lab.planning import planned
 
     advice = None
     if order.algorithm == AUTO:
         from silodp.server.advice import choose as chosen
 
-        facts = choose.facts_for(every, features or FEATURES, classes, schema)
+        facts = _facts(every, features or FEATURES, classes, schema)
         advice = chosen(order, facts)
         order, features = advice.order, len(facts.kinds)
-
     if order.model and features and dimension is None and not schema:
-        dimension = _parameters(order.model, features, classes)
-    answer, algorithm = planned(order, every, dimension=dimension), order.algorithm
+        from silodp.core.problem.build import Words, build
+
+        dimension = build(Words(order.model, Task.plain(classes)), features, load=load).dim
+    answer = planned(order, every, dimension=dimension)
     if as_json:
         return dump(answer | ({"advice": advice.words()} if advice else {}))
     if advice:
         say_advice(advice)
     say("Epsilon is for each record: a row, or a person where the schema names one; rows by themselves do not protect people.")
     if order.totals:
-        _show_totals(answer, algorithm, order)
-        if len(set(every)) > 1:
-            say("Silos differ in size: the mean in a total is over records, that under ISRL-DP over silos.")
-        return
+        _show_totals(answer, order)
+    else:
+        _show_silos(answer, order.algorithm)
+    if "differences" in answer or "refine" in {r["kind"] for r in answer.get("releases", ())}:
+        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+    if "order" in answer and not order.totals:
+        settings = ", ".join(f"{name} {value}" for name, value in answer["order"].items() if value is not None)
+        say(f"By the theorem: {settings}.")
+    if "theory" in answer:
+        out.print_json(data=answer["theory"])
+    if order.totals and len(set(every)) > 1:
+        say("Silos differ in size: the mean in a total is over records, that under ISRL-DP over silos.")
+
+
+def _show_silos(answer: dict, algorithm: str) -> None:
+    """Every kind of release of each silo, and what it spends."""
     for silo in answer["silos"]:
         budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
         rows = [
@@ -75,28 +101,11 @@ def plan(
         ]
         title = f"A silo of {silo['records']} records: {algorithm}, {budget}"
         show(table("release|count>|sensitivity>|noise std>|noise multiplier>", rows, title=title))
-        say(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {_trade_off(silo['mu'])}.")
+        known = f"mu = {shown(silo['mu'])}" if silo["mu"] is not None else NO_MU
+        say(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {known}.")
     if len(answer["silos"]) > 1 and "mean_noise_std" in answer:
         stds = ", ".join(f"{kind} {std:.5g}" for kind, std in answer["mean_noise_std"].items())
         say(f"Noise std of the mean over a round's silos, weights {answer['weights']}: {stds}.")
-    if "refine" in {r["kind"] for r in answer["releases"]}:
-        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
-    if "order" in answer:
-        settings = ", ".join(f"{name} {value}" for name, value in answer["order"].items() if value is not None)
-        say(f"By the theorem: {settings}.")
-    if "theory" in answer:
-        out.print_json(data=answer["theory"])
-
-
-def _parameters(model: str, features: int, classes: int) -> int:
-    from silodp.core.problem.build import Words, build
-
-    return build(Words(model, Task.plain(classes)), features, load=load).dim
-
-
-def _trade_off(mu: float | None) -> str:
-    """What else than epsilon at this delta is known of the whole run."""
-    return f"mu = {shown(mu)}" if mu is not None else NO_MU
 
 
 def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
@@ -109,7 +118,7 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
     return tuple(records) * silos
 
 
-def _show_totals(answer: dict, algorithm: str, order: Order) -> None:
+def _show_totals(answer: dict, order: Order) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
     kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
@@ -123,7 +132,7 @@ def _show_totals(answer: dict, algorithm: str, order: Order) -> None:
             ("  under ISRL-DP", f"{noise['isrl']:.5g}", ""),
             ("  under central DP", f"{noise['central']:.5g}", ""),
         )
-        show(table("|accounted>|proven>", rows, title=f"{order.trust.capitalize()}: {algorithm}{name}"))
+        show(table("|accounted>|proven>", rows, title=f"{order.trust.capitalize()}: {order.algorithm}{name}"))
         say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, alone = answer["epsilon"].values()
     local = "no bounded epsilon" if alone is None else shown(alone)
@@ -133,7 +142,82 @@ def _show_totals(answer: dict, algorithm: str, order: Order) -> None:
         f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against {whom}, and {local} {ALONE[order.trust]} "
         f"(at the smallest silo){verified}."
     )
-    if "differences" in answer:
-        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
-    if "theory" in answer:
-        out.print_json(data=answer["theory"])
+
+
+# --- plan --advise ---------------------------------------------------------------------------------------------------------------
+
+
+def _facts(records: tuple[int, ...], features: int | None, classes: int, schema: Path | None) -> Any:
+    """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of kinds."""
+    from silodp.lab.planning import named
+    from silodp.server.advice import Facts, kinds_of
+
+    if schema:
+        task = load_schema(schema)
+        return Facts(named(records), records, kinds_of(task, len(task.features)), task)
+    if features is None:
+        raise BadInput("features is missing; advice needs --features, the number of features of a record, or --schema")
+    if features < 1 or classes < 0 or classes == 1:
+        raise BadInput(
+            f"there are {features} features and {classes} classes; give 1 feature or more, and 0 classes for a number, or 2 or more"
+        )
+    mixed = tuple(("number", "category", "boolean")[i % 3] for i in range(features))
+    return Facts(named(records), records, mixed, Task.plain(classes))
+
+
+def _advise(order: Order, facts: Any, write: Path | None, *, as_json: bool) -> None:
+    """Prints the advice, and writes the settings of the order's own trust; reads no record."""
+    from silodp.server.advice.trusts import compared
+    from silodp.server.advice.words import settings_file
+
+    with interruptible("no record was read, and nothing is kept"):
+        answer = compared(order, facts)
+    if write:
+        chosen = answer["trusts"][answer["advised"] or order.trust]["order"]
+        atomic.write(write, settings_file(Order.read({"order": chosen}, write)), mode=0o644)
+        answer["settings"] = str(write)
+    dump(answer) if as_json else _show_advice(answer)
+
+
+def _show_advice(answer: dict[str, Any]) -> None:
+    entries = [e for e in answer["trusts"].values() if "refused" not in e]
+    settings = ("model", "algorithm", "rounds", "clip", "step")
+    columns = "|".join(
+        ["trust!", *(k if k in ("model", "algorithm") else f"{k}>" for k in settings), "error>!", "no privacy>", "guessing>"]
+    )
+    rows = (
+        (e["trust"], *(v if isinstance(v := e["order"][k], str) else f"{v:.3g}" for k in settings),
+         f"{100 * e['expected']['error']:.1f} ± {100 * e['expected']['run_to_run']:.1f} %",
+         *(f"{100 * e['expected'][k]:.1f} %" for k in ("not_private", "guessing")))
+        for e in entries
+    )  # fmt: skip
+    show(table(columns, rows, title="What to expect, on made-up records"))
+    for trust, entry in answer["trusts"].items():
+        if "refused" in entry:
+            say(f"Trust {trust} has no plan for this: {entry['refused']}.")
+        elif not entry["expected"]["enough"]:
+            say(f"Not enough records for this epsilon with trust {trust}: the model would be no better than guessing.", style="red")
+        if needed := entry.get("needed"):
+            few = f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
+            ways = [f"about {few} records a silo at this epsilon"] * bool(few)
+            ways += [f"about epsilon {needed['epsilon']:.2g} with the records that there are"] * bool(needed["epsilon"])
+            say(
+                f"  Enough would be {', or '.join(ways)}."
+                if ways
+                else "  Not even 1,000 times as many records, or epsilon 50, would be enough."
+            )
+    if trust := answer["advised"]:
+        say(f"Advice: trust {trust} ({WORDS[trust]}).", *answer["trusts"][trust]["lines"])
+    else:
+        say("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
+    for silo in answer["gives_up"]:
+        mu = f" (mu = {shown(silo['mu'])})" if "mu" in silo else ""
+        say(
+            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {rounded_up(silo['delta'])}{mu}: "
+            f"who knows all but one record and asks whether it is this one or another, finds at most {100 * silo['true_positives']:.1f} % "
+            f"of those that are there at {100 * silo['false_positives']:g} % false alarms, and from a prior of 50 % is right at most "
+            f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes {100 * silo['belief']:.1f} % "
+            f"with probability {silo['belief_passed']:.1g} at most."
+        )
+    if "settings" in answer:
+        say(f"Settings: {answer['settings']}; `silodp train --settings` and `silodp federation run --settings` take them.")

@@ -12,9 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from silodp.cli import choose
 from silodp.cli.console import Json, dump, progress, say, show, table, tell
-from silodp.cli.interrupted import interruptible
+from silodp.cli.interrupted import KEPT, interruptible
 from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up
@@ -57,7 +56,7 @@ def compare(
     study = study.beside(algorithm or (), assignments(settings or ()))
     kind = [*(["full"] if full else ["quick"] if quick else []), *(name.rpartition(":")[2] for name in algorithm or ())]
     folder = out_dir or Path("runs") / "-".join(["compare", data, f"R{rounds}", *kind])
-    with interruptible(choose.KEPT.format(folder)), progress(f"{data}, batches of runs", quiet=as_json) as tick:
+    with interruptible(KEPT.format(folder)), progress(f"{data}, batches of runs", quiet=as_json) as tick:
         rows = lab.carry_out({folder: study}, data_dir=data_dir, tick=tick)[folder]
     draw_comparison(rows, folder / "figure", title=f"{data}, R = {rounds}, {study.trials} random splits")
     gains = {
@@ -127,7 +126,7 @@ def reproduce(
         found = {name: replace(study, trials=int(positive("trials", trials))) for name, study in found.items()}
     folder = out_dir or Path("runs") / "reproduce"
     names = ", ".join(dict.fromkeys(study.dataset for study in found.values()))
-    with ExitStack() as closing, interruptible(choose.KEPT.format(folder)), progress(f"{names}, batches of runs", quiet=as_json) as tick:
+    with ExitStack() as closing, interruptible(KEPT.format(folder)), progress(f"{names}, batches of runs", quiet=as_json) as tick:
         wanted, cluster = {folder / name: study for name, study in found.items()}, None
         if on == "ray":
             from silodp.lab.studies.on_ray import Cluster

@@ -64,13 +64,8 @@ def train(
     folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
     source = Source(data, tuple(silo or ()), label, classes, schema, test, data_dir, scale, held_out)
     if resume:
-        given = typed()
-        given = (
-            (given - {"silo", "from_theory"})
-            | ({"silos"} & {name + "s" for name in given})
-            | ({"noise"} if "from_theory" in given else set())
-        )
-        order, source = to_resume(folder, order, source, given)
+        fields = {"silo": "silos", "from_theory": "noise"}
+        order, source = to_resume(folder, order, source, {fields.get(name, name) for name in typed()})
     else:
         check_writable(folder)
     if not as_json and not resume and not out_dir and folder != first:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.choose import KEPT
 from silodp.cli.console import Json, LabelColumn, dump, progress, say, show, table
-from silodp.cli.interrupted import interruptible
+from silodp.cli.interrupted import KEPT, interruptible
 from silodp.cli.options import DataDir, takes_order
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from silodp.cli import choose
 from silodp.cli.console import dump, progress, say, show, table
-from silodp.cli.interrupted import interruptible
+from silodp.cli.interrupted import KEPT, interruptible
 from silodp.cli.options import positive
 from silodp.core.errors import BadInput
 
@@ -59,7 +58,7 @@ def verdict(
             "Not run, whatever the time:",
             *(f"  {s}" for s in LEFT_OUT),
         )
-    with interruptible(choose.KEPT.format(folder)), progress("verdict, units", quiet=as_json) as tick:
+    with interruptible(KEPT.format(folder)), progress("verdict, units", quiet=as_json) as tick:
         missing = lab.carry_out(job, wanted, shard=shard, gpu=gpu, tick=tick)
     rows = list(lab.collect(job, every, CONDITIONS, epsilons))  # of all that the folder has, whatever was asked for this time
     lab.write_trials(rows, folder / "verdict.csv")

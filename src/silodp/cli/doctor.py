@@ -46,6 +46,11 @@ class Finding:
     fix: str = ""
 
 
+def _found(name: str, wrong: str, said: str, fix: str) -> Finding:
+    """Green where nothing is `wrong`, which else is red or yellow."""
+    return Finding(name, wrong or "green", said, fix if wrong else "")
+
+
 def doctor(
     folder: Annotated[Path, typer.Option(help="Where ledgers and runs will be kept.")] = Path(),
     as_json: Json = False,
@@ -82,22 +87,14 @@ def _tried(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator
 
 
 def _python(folder: Path) -> Iterator[Finding]:
-    said = f"{sys.version.split()[0]} at {sys.executable}."
-    old = sys.version_info < PYTHON
-    yield Finding("python", "red" if old else "green", said, f"Install Python {PYTHON[0]}.{PYTHON[1]} or later." if old else "")
+    said, fix = f"{sys.version.split()[0]} at {sys.executable}.", f"Install Python {PYTHON[0]}.{PYTHON[1]} or later."
+    yield _found("python", "red" * (sys.version_info < PYTHON), said, fix)
 
 
 def _libraries(folder: Path) -> Iterator[Finding]:
-    wrong = []
-    for name, least in NEEDED.items():
-        version = _version(name)
-        if version is None or _numbers(version) < _numbers(least):
-            wrong.append(f"{name}>={least}")
-    if wrong:
-        quoted = " ".join(f"'{one}'" for one in wrong)
-        yield Finding("libraries", "red", f"missing or too old: {', '.join(wrong)}.", f"Run `pip install {quoted}`.")
-    else:
-        yield Finding("libraries", "green", f"all {len(NEEDED)} are there.")
+    wrong = [f"{name}>={least}" for name, least in NEEDED.items() if _numbers(_version(name) or "") < _numbers(least)]
+    said = f"missing or too old: {', '.join(wrong)}." if wrong else f"all {len(NEEDED)} are there."
+    yield _found("libraries", "red" * bool(wrong), said, "Run `pip install {}`.".format(" ".join(f"'{one}'" for one in wrong)))
 
 
 def _torch(folder: Path) -> Iterator[Finding]:
@@ -111,15 +108,13 @@ def _torch(folder: Path) -> Iterator[Finding]:
     yield Finding(
         "torch", "green", f"{torch.__version__}; every silo and the server need this same version, since a model is approved with it."
     )
-    if torch.cuda.is_available():
-        yield Finding("gpu", "green", f"{torch.cuda.get_device_name(0)}; studies use it where the data fill it.")
-    else:
-        yield Finding("gpu", "green", "none found; everything runs on the CPU.")
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    yield Finding("gpu", "green", f"{gpu}; studies use it where the data fill it." if gpu else "none found; everything runs on the CPU.")
     from silodp.engine import native
 
-    fix = "" if native.library() else "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE."
-    said = "simulations of small networks run in torch, two to three times as long as in C." if fix else "gcc built what simulations use."
-    yield Finding("compiler", "yellow" if fix else "green", said, fix)
+    slow = not native.library()
+    said = "simulations of small networks run in torch, two to three times as long as in C." if slow else "gcc built what simulations use."
+    yield _found("compiler", "yellow" * slow, said, "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE.")
 
 
 def _engines(folder: Path) -> Iterator[Finding]:
@@ -164,14 +159,13 @@ def _disk(folder: Path) -> Iterator[Finding]:
         return
     open_to = stat.S_IMODE(where.stat().st_mode) & 0o022
     said = "others may write to it" if open_to else "only its owner may write to it"
-    fix = f"For a gate's folder run `chmod 700 {where}`." if open_to else ""
-    yield Finding("permissions", "yellow" if open_to else "green", f"{where} keeps permissions, and {said}.", fix)
+    fix = f"For a gate's folder run `chmod 700 {where}`."
+    yield _found("permissions", "yellow" * bool(open_to), f"{where} keeps permissions, and {said}.", fix)
 
 
 def _sqlite(folder: Path) -> Iterator[Finding]:
-    old = sqlite3.sqlite_version_info < SQLITE
     fix = f"Use a Python built with SQLite {'.'.join(map(str, SQLITE))} or later."
-    yield Finding("sqlite", "red" if old else "green", f"{sqlite3.sqlite_version}.", fix if old else "")
+    yield _found("sqlite", "red" * (sqlite3.sqlite_version_info < SQLITE), f"{sqlite3.sqlite_version}.", fix)
 
 
 def _clock(folder: Path) -> Iterator[Finding]:
@@ -195,11 +189,9 @@ def _entropy(folder: Path) -> Iterator[Finding]:
     except BlockingIOError:
         yield Finding("entropy", "red", "the system has not gathered enough yet.", "Wait, or give the machine a hardware source.")
         return
-    good = len(draws) == 4
-    fix = "" if good else "Do not run a gate here: noise that repeats protects nobody."
-    yield Finding(
-        "entropy", "green" if good else "red", "the system's source is ready." if good else "the system's source repeats itself.", fix
-    )
+    repeats = len(draws) < 4
+    said = "the system's source repeats itself." if repeats else "the system's source is ready."
+    yield _found("entropy", "red" * repeats, said, "Do not run a gate here: noise that repeats protects nobody.")
 
 
 def _sockets(folder: Path) -> Iterator[Finding]:

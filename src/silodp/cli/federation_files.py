@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from silodp.core.problem.problem import Problem
+    from silodp.core.problem.schema import Schema
     from silodp.core.protocol.card import Card
     from silodp.server.order import Order
     from silodp.server.remote import Carrier
@@ -67,8 +68,6 @@ def read_key(path: Path) -> Ed25519PrivateKey:
 
 def problem_of(card: Card, order: Order | None = None, schema: Path | None = None) -> Problem:
     """The problem that the card names. What a card names as a file is not run, even if such a file is here: that is this server's own copy."""
-    from silodp.core.problem.build import Words, build
-
     if schema and load_schema(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
     read_by = schema_of(card)
@@ -84,6 +83,12 @@ def problem_of(card: Card, order: Order | None = None, schema: Path | None = Non
             raise BadInput(
                 f"the silos' {what} is {words[what]}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME"
             )
-    loss = order.loss if order else ""
-    task = read_by or Task.plain(len(card.classes))
-    return build(Words(words["model"], task, words["prox"], loss, words["feature_map"]), len(card.features), load=load)
+    return built(card, read_by, words | {"loss": order.loss if order else ""})
+
+
+def built(card: Card, schema: Schema | None, words: Mapping[str, str]) -> Problem:
+    """The problem in these words about what the schema makes of the silos' files, or about the card's own columns where there is none."""
+    from silodp.core.problem.build import Words, build
+
+    task, features = schema or Task.plain(len(card.classes)), schema.features if schema else card.features
+    return build(Words(words["model"], task, words["prox"], words["loss"], words["feature_map"]), len(features), load=load)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.cli.federation_files import STOPPED, state_in
+from silodp.cli.interrupted import same_command
 from silodp.cli.options import check_writable
 from silodp.core.errors import BadInput
 from silodp.host import atomic
@@ -143,6 +144,12 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
     return given or (run_to_resume(runs) if resume else new_run(runs, anew=new))
+
+
+def kept_in(place: Path, *, resume: bool, given: bool) -> str:
+    """What is left of a run that is interrupted, and the command that goes on with it."""
+    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not given)), without=("--new",))
+    return f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
 
 
 def refuse_taken(place: Path) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from silodp.cli import federation_folder as place_of
 from silodp.cli.federation_files import load_state
 from silodp.cli.federation_shuffle import sites
-from silodp.cli.interrupted import interruptible, same_command
+from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 from silodp.wire.hub import Direct
@@ -81,8 +81,7 @@ def run_peers(folder: Path, *, resume: bool, new: bool, out_dir: Path | None, re
         raise BadInput(NO_TOTALS)
     place = place_of.place_of_run(out_dir, folder / "runs", resume=resume, new=new).resolve()
     about = _open(place, list(state["silos"]), resume=resume)
-    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
-    kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
+    kept = place_of.kept_in(place, resume=resume, given=bool(out_dir))
     sockets = sites(folder, state)
     started: dict[str, subprocess.Popen] = {}
     with interruptible(kept):

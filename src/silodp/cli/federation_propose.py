@@ -11,13 +11,11 @@ import typer
 
 from silodp.cli.console import FeatureMapName, Json, dump, say
 from silodp.cli.federation import Folder, federation
-from silodp.cli.federation_files import load_state
+from silodp.cli.federation_files import built, load_state
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
-from silodp.core.problem.task import Task
 from silodp.host.cards import read_card, schema_of
-from silodp.host.extension import load
 from silodp.host.schema import load_schema
 from silodp.host.study import Study
 
@@ -47,7 +45,6 @@ def propose(
 
     Example: `silodp federation propose second --model logistic`
     """
-    from silodp.core.problem.build import Words, build
     from silodp.silo.service.policy import STATISTICS
 
     known = click.get_current_context().get_parameter_source("schema")
@@ -63,9 +60,7 @@ def propose(
     read_by = load_schema(schema) if schema else schema_of(now)
     if unknown := [name for name in statistic or () if name not in STATISTICS]:
         raise BadInput(f"--statistic is {unknown[0]!r}; it must be one of {', '.join(STATISTICS)}")
-    features = len(read_by.features) if read_by else len(now.features)
-    task = read_by or Task.plain(len(now.classes))
-    problem = build(Words(words["model"], task, words["prox"], words["loss"], words["feature_map"]), features, load=load)
+    problem = built(now, read_by, words)
     sources, named = {}, dict(words)
     for what, text in words.items():
         if is_file(text):

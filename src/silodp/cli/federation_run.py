@@ -16,7 +16,7 @@ from silodp.cli.console import dump, progress, say, say_advice
 from silodp.cli.federation import Folder, attested, federation
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
-from silodp.cli.interrupted import interruptible, same_command
+from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
@@ -91,7 +91,8 @@ def run(
     if peers and not own_name:
         if quorum is not None:
             raise BadInput(f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out")
-        return _show_peers(run_peers(folder.resolve(), resume=resume, new=new, out_dir=out_dir, relay=relay), as_json)
+        summary = run_peers(folder.resolve(), resume=resume, new=new, out_dir=out_dir, relay=relay)
+        return _show(summary, as_json, same_models(summary), f"The peers' folders are beside {summary['model']}.")
     peer = None
     if own_name and card and key_file:
         cards, signing = [read_card(path) for path in card], read_key(key_file)
@@ -135,35 +136,28 @@ def run(
         run=run_id, holds=peer.holds if peer else Holds, held=_show_held if not as_json else lambda held: None,
         advice=advice.words() if advice else None,
     )  # fmt: skip
-    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not out_dir)), without=("--new",))
-    kept = f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
-    with interruptible(kept):
+    with interruptible(place_of.kept_in(place, resume=resume, given=bool(out_dir))):
         _follow(conduct, len(cards), quiet=as_json)
-    if as_json:
-        dump(conduct.summary)
-        _exit_early(conduct.summary["ended"])
-        return
-    _show_spent(conduct.summary)
-    if peer:
+    same = ""
+    if peer and not as_json:
         from silodp.server.peers import model_hash
 
-        say(f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'.")
-    say(f"Model, summary and journal are in {place}.")
-    _exit_early(conduct.summary["ended"])
+        same = f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'."
+    _show(conduct.summary, as_json, same, f"Model, summary and journal are in {place}.")
 
 
-def _show_peers(summary: Mapping[str, Any], as_json: bool) -> None:
+def _show(summary: Mapping[str, Any], as_json: bool, *more: str) -> None:
+    """What each silo answered and spent, and how the run ended: exit code 3 if it has a model but did not come to its end."""
     if as_json:
         dump(summary)
     else:
         _show_spent(summary)
-        say(same_models(summary))
-        say(f"The peers' folders are beside {summary['model']}.")
-    _exit_early(summary["ended"])
+        say(*filter(None, more))
+    if summary["ended"] != "finished":
+        raise typer.Exit(3)
 
 
 def _show_spent(summary: Mapping[str, Any]) -> None:
-    """What each silo answered and spent, and how the run ended."""
     for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         say(
@@ -183,12 +177,6 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
 def _show_held(held: Mapping[str, HoldReply]) -> None:
     shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
     say(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
-
-
-def _exit_early(ended: str) -> None:
-    """Exit code 3 for a run that has a model but did not come to its end."""
-    if ended != "finished":
-        raise typer.Exit(3)
 
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:

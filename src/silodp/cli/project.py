@@ -152,7 +152,8 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     for name in ("epsilon", "delta"):
         if context.info_name in ("train", "run") and name in settings:
             settings[name] = [str(settings[name])]
-    context.default_map = {name: value for name, value in settings.items() if name in own and value is not None} | _said(context)
+    known = {name: value for name, value in settings.items() if name in own and value is not None}
+    context.default_map = known | context.meta.get(SAID, {})  # what --settings has said, whichever of the two options came first
     return folder
 
 
@@ -170,14 +171,9 @@ def use_settings(context: typer.Context, path: Path | None) -> Path | None:
         raise BadInput(f"{path}: the setting {unknown[0]!r} is unknown; the settings are {', '.join(ORDER)}")
     own = {parameter.name for parameter in context.command.params}
     listed = {name: [str(v) for v in (value if isinstance(value, list) else [value])] for name, value in table.items() if name in MANY}
-    context.meta[SAID] = {name: value for name, value in {**table, **listed}.items() if name in own}
-    context.default_map = {**(context.default_map or {}), **_said(context)}
+    context.meta[SAID] = said = {name: value for name, value in {**table, **listed}.items() if name in own}
+    context.default_map = {**(context.default_map or {}), **said}
     return path
-
-
-def _said(context: typer.Context) -> dict[str, Any]:
-    """What --settings has said, whichever of the two options came first."""
-    return context.meta.get(SAID, {})
 
 
 SettingsFile = Annotated[

@@ -99,8 +99,7 @@ def init(
     if as_json:
         return dump(asdict(made))
     say(f"{made.name}: {made.records} records, {len(made.features)} features, a model of {made.parameters} parameters.")
-    for sentence in made.findings:
-        say(f"- {sentence}")
+    say(*(f"- {sentence}" for sentence in made.findings))
     say(f"Wrote {made.policy}: read it, and put the server's public key into askers." if not asker else f"Wrote {made.policy}: read it.")
     say(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
     if made.pseudonym:
@@ -137,10 +136,7 @@ def check(
     if as_json:
         dump({"file": str(file), "stops": stops, "warnings": warnings})
     else:
-        for sentence in stops:
-            say(f"stop: {sentence}")
-        for sentence in warnings:
-            say(f"warning: {sentence}")
+        say(*(f"stop: {sentence}" for sentence in stops), *(f"warning: {sentence}" for sentence in warnings))
         if not found:
             say(f"{file} is as the schema says.")
         if not stops:

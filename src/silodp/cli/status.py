@@ -45,19 +45,12 @@ def status(
 
 
 def _project(folder: Path) -> dict[str, Any]:
-    settings = read_project(folder)
-    files = settings.get("silo", [])
-    found: dict[str, Any] = {
-        "kind": "project",
-        "folder": str(folder),
-        "schema": _schema(settings),
-        "files": files,
-        "runs": _runs(folder / "runs"),
-    }
-    found |= {"together": _together(found["runs"])}
-    found["federation"] = _federation(folder / "federation")
-    found["next"] = _next(found, folder)
-    return found
+    settings, runs = read_project(folder), _runs(folder / "runs")
+    found = {
+        "kind": "project", "folder": str(folder), "schema": _schema(settings), "files": settings.get("silo", []), "runs": runs,
+        "together": _together(runs), "federation": _federation(folder / "federation"),
+    }  # fmt: skip
+    return found | {"next": _next(found, folder)}
 
 
 def _schema(settings: dict[str, Any]) -> dict[str, Any]:
@@ -68,15 +61,8 @@ def _schema(settings: dict[str, Any]) -> dict[str, Any]:
     except BadInput as error:
         return {"ready": False, "file": settings["schema"], "why": str(error)}
     columns = [column.name for column in schema.columns] or ["images"]
-    unit = schema.person.column if schema.person else None
-    return {
-        "ready": True,
-        "file": settings["schema"],
-        "columns": columns,
-        "label": schema.label.name,
-        "task": schema.label.task,
-        "person": unit,
-    }
+    about = {"ready": True, "file": settings["schema"], "columns": columns, "label": schema.label.name, "task": schema.label.task}
+    return about | {"person": schema.person.column if schema.person else None}
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:

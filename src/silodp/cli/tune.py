@@ -111,7 +111,8 @@ def _show_tuning(answer: dict) -> None:
     headings = "|".join(column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns)
     chosen, candidates = answer["chosen"], answer["candidates"]
     rows = ([c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)] for row in candidates)
-    show(table(headings, rows, title="Candidates", styles=("bold" if _same(row, chosen) else None for row in candidates)))
+    alike = [all(row.get(k) == chosen.get(k) for k in ("algorithm", "rounds", "phase", "step", "clip", "slope")) for row in candidates]
+    show(table(headings, rows, title="Candidates", styles=("bold" if same else None for same in alike)))
     words = ", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in chosen.items() if v is not None)
     say(f"Chosen: {words}.")
     if answer["free"]:
@@ -130,7 +131,3 @@ def _show_tuning(answer: dict) -> None:
                 "The other runs, their scores and their number were deleted; the curator has seen all records."
             )
     say(f"Settings: {answer['settings']}")
-
-
-def _same(row: dict, chosen: dict) -> bool:
-    return all(row.get(k) == chosen.get(k) for k in ("algorithm", "rounds", "phase", "step", "clip", "slope"))

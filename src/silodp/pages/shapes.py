@@ -46,15 +46,10 @@ def shapes(run: Run) -> list[Markup]:
     drawn = []
     for j, place in enumerate(basis.numbers):
         across = _knots(model, basis, place)
-        series = [
-            Series(
-                name,
-                list(zip(across, values.tolist(), strict=True)),
-                k,
-                band=[(v - w, v + w) for v, w in zip(values.tolist(), width.tolist(), strict=True)] if noise and len(curves) == 1 else (),
-            )
-            for k, (name, values) in enumerate(zip(outputs, curves[:, j], strict=False))
-        ]
+        series = []
+        for k, (name, values) in enumerate(zip(outputs, curves[:, j].tolist(), strict=False)):
+            band = [(v - w, v + w) for v, w in zip(values, width.tolist(), strict=True)] if noise and len(curves) == 1 else ()
+            series.append(Series(name, list(zip(across, values, strict=True)), k, band=band))
         drawn.append(chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high))
     said = f"What each column adds to the {up}. All curves have one scale, so that a flat one matters little."
     if noise:

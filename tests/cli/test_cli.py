@@ -221,20 +221,22 @@ def test_an_output_folder_that_cannot_be_written_is_refused(silodp, tmp_path):
     refused(silodp("compare", "--out", "file/run"), "file/run")
 
 
-def unadvised(*_, **__):
-    raise AssertionError("the advisor was asked, for seconds, about a run that cannot be kept")
+def unasked(*_, **__):
+    raise AssertionError("what takes long was begun for a run that cannot be kept")
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_before_the_advisor_is_asked(silodp, tmp_path, monkeypatch):
-    monkeypatch.setattr("silodp.lab.training.advised", unadvised)
+def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_takes_long(silodp, tmp_path, monkeypatch):
+    monkeypatch.setattr("silodp.lab.training.advised", unasked)
     (tmp_path / "file").write_text("")
     refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run", "--out")
+    monkeypatch.setattr("silodp.lab.audit.report.audit", unasked)
+    refused(silodp("audit", "--out", "file/run"), "file/run", "--out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "looking leaves nothing behind"
 
 
 @pytest.mark.parametrize("how", [(), ("--peers",)])
 def test_so_is_that_of_a_run_over_silos(silodp, hospitals, monkeypatch, how):
-    monkeypatch.setattr("silodp.server.run.advised", unadvised)
+    monkeypatch.setattr("silodp.server.run.advised", unasked)
     monkeypatch.setenv("SILODP_STATE", str(hospitals / "state"))
     made = ("--data", "a.csv", "--label", "outcome", "--epsilon", 3, "--model", "logistic", "--asker", "ab" * 32)
     assert silodp("silo", "init", "f/silos/a", *made)[0] == 0

@@ -176,13 +176,12 @@ class Listed:
     module: str
     name: str
     says: str
-    attribute: str = ""
 
     def listing(self) -> click.Command:
         return TyperCommand(self.name, short_help=self.says, rich_help_panel=self.panel)
 
     def load(self) -> click.Command:
-        found = getattr(import_module(f"silodp.cli.{self.module}"), self.attribute or self.name)
+        found = getattr(import_module(f"silodp.cli.{self.module}"), self.name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
             alone.command(self.name)(found)

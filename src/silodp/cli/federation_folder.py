@@ -140,10 +140,24 @@ def state_of(place: Path) -> str:
 
 
 def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> Path:
-    """The folder given, the interrupted run's that is resumed, or a new one's."""
+    """The folder given; to resume, that of the latest run that has not come to its end; or the next numbered one in `runs`.
+
+    BadInput if the last run there was paid for and has not come to its end, unless a `new` one is wanted.
+    """
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
-    return given or (run_to_resume(runs) if resume else new_run(runs, anew=new))
+    there = _numbered(runs)
+    if given:
+        return given
+    if resume:
+        if place := next((place for place in reversed(there) if state_of(place) == "interrupted"), None):
+            return place
+        raise BadInput(f"there is no interrupted run in {runs} to go on with; give its folder with --out, or leave out --resume")
+    if there and not new and (state := state_of(there[-1])) in ("running", "interrupted"):
+        how = "has not come to its end; go on with it by --resume --out " + str(there[-1])
+        how = "goes on now; wait for its end" if state == "running" else how
+        raise BadInput(f"the run in {there[-1]} {how}, or start another, at its full price, with --new")
+    return runs / str(int(there[-1].name) + 1 if there else 1)
 
 
 def kept_in(place: Path, *, resume: bool, given: bool) -> str:
@@ -157,27 +171,6 @@ def refuse_taken(place: Path) -> None:
     if any((place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")):
         raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
     check_writable(place)
-
-
-def new_run(runs: Path, *, anew: bool) -> Path:
-    """The next numbered folder in `runs`; BadInput if the last run there was paid for and has not come to its end, unless `anew`."""
-    there = _numbered(runs)
-    if there and not anew and (state := state_of(there[-1])) in ("running", "interrupted"):
-        how = (
-            "goes on now; wait for its end"
-            if state == "running"
-            else f"has not come to its end; go on with it by --resume --out {there[-1]}"
-        )
-        raise BadInput(f"the run in {there[-1]} {how}, or start another, at its full price, with --new")
-    return runs / str(int(there[-1].name) + 1 if there else 1)
-
-
-def run_to_resume(runs: Path) -> Path:
-    """The latest run that has not come to its end."""
-    for place in reversed(_numbered(runs)):
-        if state_of(place) == "interrupted":
-            return place
-    raise BadInput(f"there is no interrupted run in {runs} to go on with; give its folder with --out, or leave out --resume")
 
 
 def last_run(runs: Path) -> Path:

@@ -90,7 +90,6 @@ def _wrapped(sentence: str, indent: str | None = None) -> str:
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
-        drop_whitespace=True,
     ).replace("\0", " ")
     return f"{filled}:\n{margin}  silodp {command}" if colon else filled
 

@@ -326,11 +326,5 @@ def _budget(name: str, policy: Path) -> dict[str, Any]:
     from silodp.silo.ledger.durable import DurableLedger
 
     card, ledger = json.loads((policy.parent / "silo.json").read_text()), DurableLedger.open(policy.parent / "ledger.db")
-    return {
-        "name": name,
-        "records": card["records"],
-        "epsilon": card["epsilon"],
-        "left": 1 - ledger.used(),
-        "policy": str(policy),
-        "checked": card.get("checked", ""),
-    }
+    found = {"name": name, "records": card["records"], "epsilon": card["epsilon"], "left": 1 - ledger.used()}
+    return found | {"policy": str(policy), "checked": card.get("checked", "")}

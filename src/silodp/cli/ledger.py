@@ -61,14 +61,8 @@ def create(
     loaded = load_silos([data], label, classes=declared)
     y = loaded.records_raw[0][1]
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
-    made = DurableLedger.create(
-        path,
-        rule=rule_by_name(rule, schedule or [], budget),
-        budget=budget,
-        records=len(y),
-        identity=Identity.of(*raw(loaded.cells[0])),
-        anchor=anchor,
-    )
+    priced, identity = rule_by_name(rule, schedule or [], budget), Identity.of(*raw(loaded.cells[0]))
+    made = DurableLedger.create(path, rule=priced, budget=budget, records=len(y), identity=identity, anchor=anchor)
     if as_json:
         return dump(summary_of(made))
     say(
@@ -102,11 +96,8 @@ def show_ledger(
     latest = queries[len(queries) - last :] if last < len(queries) else queries
     asked = {(q["asker"], q["run"]) for q in latest}
     for run in (run for run in runs_of(opened, queries) if (run["asker"], run["run"]) in asked):
-        study = f", study {run['study']}" if run["study"] else ""
-        item(
-            run["run"][:8],
-            f"{run['asked_by']}{study}: {run['questions']} questions, {rounded_up(100 * run['cost'], 2, 'f')} % of the budget",
-        )
+        study, share = f", study {run['study']}" if run["study"] else "", rounded_up(100 * run["cost"], 2, "f")
+        item(run["run"][:8], f"{run['asked_by']}{study}: {run['questions']} questions, {share} % of the budget")
     rows = (
         (q["entry"], q["time"][:16].replace("T", " "), q["run"][:8], q["kind"], f"{rounded_up(100 * q['cost'], 3, 'f')}%",
          left_of(1 - q["left"], 2), q["answer"])

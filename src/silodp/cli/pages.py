@@ -155,14 +155,10 @@ def config(uvicorn: Any, app: Any) -> Any:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(128)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
     except OSError as error:
-        raise BadInput(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
-    return listener
+        raise BadInput(f"port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another with --port") from None
 
 
 def _token(path: Path | None, *, quiet: bool = False) -> str | None:

@@ -201,11 +201,8 @@ def _show_advice(answer: dict[str, Any]) -> None:
             few = f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
             ways = [f"about {few} records a silo at this epsilon"] * bool(few)
             ways += [f"about epsilon {needed['epsilon']:.2g} with the records that there are"] * bool(needed["epsilon"])
-            say(
-                f"  Enough would be {', or '.join(ways)}."
-                if ways
-                else "  Not even 1,000 times as many records, or epsilon 50, would be enough."
-            )
+            none = "Not even 1,000 times as many records, or epsilon 50, would be enough."
+            say(f"  Enough would be {', or '.join(ways)}." if ways else f"  {none}")
     if trust := answer["advised"]:
         say(f"Advice: trust {trust} ({WORDS[trust]}).", *answer["trusts"][trust]["lines"])
     else:

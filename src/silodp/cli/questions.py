@@ -47,11 +47,8 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
         if kind == "ignore":
             ignored.append(name)
         elif kind == "person":
-            person |= {
-                "person": name,
-                "rows_per_person": asked(f"{name}: rows of a person that are used, at most", _whole, "8"),
-                "combine": "mean",
-            }
+            rows = asked(f"{name}: rows of a person that are used, at most", _whole, "8")
+            person |= {"person": name, "rows_per_person": rows, "combine": "mean"}
         else:
             table[name] = {"type": kind, **_column(name, kind)}
     codes = asked("Codes for a missing value in any file, by commas, such as ?,-9", _list(0), "")
@@ -105,11 +102,8 @@ def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
     if task == "count":
         return {"column": label, "most": int(asked(f"{label}: the largest count that there can be", _number))}
     words = {"binary": "its two classes, by commas, the one to find last", "ordinal": "its classes, by commas, in order"}
-    least = {"binary": 2, "multiclass": 2, "ordinal": 3}.get(task, 2)
-    return {
-        "column": label,
-        "classes": asked(f"{label}: {words.get(task, 'its classes, by commas')}", _list(least, 2 if task == "binary" else None)),
-    }
+    accepted = _list(3 if task == "ordinal" else 2, 2 if task == "binary" else None)
+    return {"column": label, "classes": asked(f"{label}: {words.get(task, 'its classes, by commas')}", accepted)}
 
 
 def _range(name: str) -> list[float]:

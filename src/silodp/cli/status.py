@@ -233,10 +233,8 @@ def _show(found: dict[str, Any]) -> None:
     if found["kind"] == "silo":
         item("gate", "runs" if found["running"] else "does not run")
     elif federation and "engine" in federation:
-        item(
-            "federation",
-            f"{'runs' if federation['running'] else 'is stopped'}, {len(federation['silos'])} silos over {federation['engine']}",
-        )
+        does = "runs" if federation["running"] else "is stopped"
+        item("federation", f"{does}, {len(federation['silos'])} silos over {federation['engine']}")
     for silo in (federation or {}).get("silos", ()):
         _show_silo(silo)
     if found["kind"] == "project" and federation:

@@ -74,7 +74,7 @@ def compare(
     say("Average relative difference of SPIDER's test error, tuned over these phases / over those above 1:")
     paper = {"mb-sgd": "MB-SGD (the paper found 1.72 % lower)", "local-sgd": "Local SGD (the paper found 6.06 % lower)"}
     for over in gains["spider"]:
-        both = " / ".join(_lower(gains[of][over]) for of in gains)
+        both = " / ".join(f"{abs(gains[of][over]):.2f} % {'lower' if gains[of][over] >= 0 else 'higher'}" for of in gains)
         say(f"  {both} than {paper.get(over, 'SPIDER with the noise of the paper (phase > 1)')}")
     say(lab.NOTE)
     say(f"Everything is in {folder}: results.csv, summary.json, figure.png, figure.svg.")
@@ -179,10 +179,6 @@ def gallery(
     tell({"pages": pages}, as_json, *pages)
 
 
-def _lower(percent: float) -> str:
-    return f"{abs(percent):.2f} % {'lower' if percent >= 0 else 'higher'}"
-
-
 def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], own: Sequence[str] = ()) -> list[Table]:
     """Test errors in per cent: with exact accounting, and with the paper's constants beside what they really spend."""
     by = {(r["curve"], r["epsilon"]): r for r in rows}
@@ -199,19 +195,11 @@ def _comparison_tables(rows: list[dict[str, Any]], epsilons: tuple[float, ...], 
     exact.append(["not private", "", "", cell("mb-sgd-open", None), cell("local-sgd-open", None), *("" for _ in own)])
     curves = ("spider-diff-paper", "mb-sgd-paper", "local-sgd-paper")
     paper = ([f"{e:g}", *(word for c in curves for word in (cell(c, e), spends(by.get((c, e)), e)))] for e in epsilons)
-    return [
-        table(
-            "|".join(["epsilon>|SPIDER>|SPIDER, phase > 1>|MB-SGD>|Local SGD>", *(f"{name.rpartition(':')[2]}>" for name in own)]),
-            exact,
-            title="Test error in per cent (± standard error), exact accounting",
-            styles=[*[None] * len(epsilons), "dim"],
-        ),
-        table(
-            "claimed>|SPIDER, phase > 1>|spends>|MB-SGD>|spends>|Local SGD>|spends>",
-            paper,
-            title="The same with the paper's noise constants, and the epsilon that they really spend",
-        ),
-    ]
+    columns = "|".join(["epsilon>|SPIDER>|SPIDER, phase > 1>|MB-SGD>|Local SGD>", *(f"{name.rpartition(':')[2]}>" for name in own)])
+    title, styles = "Test error in per cent (± standard error), exact accounting", [*[None] * len(epsilons), "dim"]
+    spent = "The same with the paper's noise constants, and the epsilon that they really spend"
+    of_paper = table("claimed>|SPIDER, phase > 1>|spends>|MB-SGD>|spends>|Local SGD>|spends>", paper, title=spent)
+    return [table(columns, exact, title=title, styles=styles), of_paper]
 
 
 def data(as_json: Json = False) -> None:
@@ -261,13 +249,8 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
         for fit in fits if fit["against"] == "epsilon"
         for x, r, p in zip(fit["x"], fit["regime"], fit["points"], strict=False)
     )  # fmt: skip
-    show(
-        table(
-            "theorem|epsilon>|X>|phase q>|rounds R>|noise carried>|value>",
-            regimes,
-            title="Where SPIDER's 4/3 is to be seen: once phases carry all noise",
-        )
-    )
+    title = "Where SPIDER's 4/3 is to be seen: once phases carry all noise"
+    show(table("theorem|epsilon>|X>|phase q>|rounds R>|noise carried>|value>", regimes, title=title))
     say(f"Everything is in {folder}: rates.csv, rates.json, rates.png, rates.svg, regime.png, regime.svg.")
 
 

@@ -46,13 +46,8 @@ def verdict(
     ]  # fmt: skip
     machine = torch.cuda.get_device_name() if gpu and torch.cuda.is_available() else f"{cores} cores"
     if not as_json:
-        show(
-            table(
-                "figure|condition|units>|trainings>|seconds>",
-                [(n, c, k, f"{t:,}", f"{s:,.0f}") for n, c, k, t, s in plan],
-                title=f"Planned, on {machine}",
-            )
-        )
+        cells = [(n, c, k, f"{t:,}", f"{s:,.0f}") for n, c, k, t, s in plan]
+        show(table("figure|condition|units>|trainings>|seconds>", cells, title=f"Planned, on {machine}"))
         say(
             f"{sum(p[3] for p in plan):,} trainings in all; about {sum(p[4] for p in plan) / 60:.0f} minutes.",
             "Not run, whatever the time:",

@@ -68,12 +68,9 @@ class Runs:
 
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
-        path = f"/run-live/{quote(name)}"
-        content = (
-            tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small"),
-            alive(path, self._followed(name, run, anew=True)),
-        )
-        return HTMLResponse(screen(title(run), self._tabs, "", *content, live=True))
+        where = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small")
+        followed = alive(f"/run-live/{quote(name)}", self._followed(name, run, anew=True))
+        return HTMLResponse(screen(title(run), self._tabs, "", where, followed, live=True))
 
     async def one_live(self, request: Request) -> Response:
         return await follow(request, lambda: self._followed(*self._named(request.path_params["name"])))

@@ -26,15 +26,14 @@ TUNED = {
 def card(run: Run, use: str = "") -> str:
     """The card of a finished run."""
     check_trained(run, "a model card")
-    about = about_of(run.folder)
     parts = [
         f"# Model card: {run.folder.resolve().name}",
-        _what(run, about),
+        _what(run, about_of(run.folder)),
         f"## Intended use\n{use.strip() or UNTOLD}",
         _privacy(run),
         _scores(run),
+        "## What is not protected, and what to know\n" + "\n".join(f"- {sentence}" for sentence in sentences(run)),
     ]
-    parts.append("## What is not protected, and what to know\n" + "\n".join(f"- {sentence}" for sentence in sentences(run)))
     return "\n\n".join(parts) + "\n"
 
 

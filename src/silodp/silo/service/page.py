@@ -131,10 +131,8 @@ class GatePage:
         halted, codes = paused(self._path), {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
         state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
         if halted:
-            state, words = (
-                "paused",
-                "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query.",
-            )
+            state = "paused"
+            words = "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query."
         numbers = (
             ("of the budget left", left_of(summary["used"])), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
             ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(codes.values())),

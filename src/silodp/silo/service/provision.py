@@ -171,13 +171,8 @@ def provision(
         ),
         pseudonym=public(pseudonym) if shuffling else "",
     )  # fmt: skip
-    files = {
-        "policy.toml": policy_text(
-            asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None, masking
-        ),
-        place.key: key_text(key),
-        "silo.json": json.dumps(made.card(), indent=1) + "\n",
-    }
+    text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None, masking)
+    files = {"policy.toml": text, place.key: key_text(key), "silo.json": json.dumps(made.card(), indent=1) + "\n"}
     with new_files(folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})):
         DurableLedger.create(
             folder / place.ledger, rule=kept, budget=budget, records=n, identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
@@ -224,9 +219,7 @@ def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, ru
     }  # fmt: skip
 
 
-def policy_text(
-    policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None = None, masking: Masking | None = None
-) -> str:
+def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None, masking: Masking | None) -> str:
     """The file that `Policy`, `Place`, `Shuffling` and `Masking` are loaded from, each field with its comment."""
     from silodp.silo.service.masking import table_of
 

@@ -30,8 +30,9 @@ def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[s
     studies = _studies(opened.path)
     for query in queries:
         run, asker = query["run"], query["asker"]
-        new = {"run": run, "asker": asker, "asked_by": called(opened.path, asker), "study": "", "questions": 0, "cost": 0.0}
-        row = found.setdefault((asker, run), new)
+        if (row := found.get((asker, run))) is None:  # the policy is read for each run, and not for each question
+            who = called(opened.path, asker)
+            row = found[asker, run] = {"run": run, "asker": asker, "asked_by": who, "study": "", "questions": 0, "cost": 0.0}
         row["study"] = next((name for since, name in reversed(studies) if since <= query["time"]), "")
         row["questions"] += 1
         row["cost"] += query["cost"]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from silodp.silo.answer.grids import on_grids, run, scale_of, square_of, within
+from silodp.silo.answer.grids import inputs_of, on_grids, run, scale_of, square_of, within
 
 
 def factors(terms, places, seed=0):
@@ -19,9 +19,10 @@ def factors(terms, places, seed=0):
 def numbers(call, terms, places, bias):
     """Every number of a chunk, by functions that `call` has made ready."""
     inputs, slopes = factors(terms, places)
-    square = call(square_of)(inputs, slopes, bias)
+    a, aa, tops, length = call(inputs_of)(inputs, bias, 2.0**21)
+    square = call(square_of)(inputs, slopes, bias, length)
     scale, sound = call(scale_of)([square, 0.5 * square], 0.9, 1.5)
-    a, v, length = call(on_grids)(inputs, slopes, bias, scale, ~sound, 2.0**21, 2.0**22, 2.0**-20)
+    a, v, length = call(on_grids)(a, aa, tops, slopes, scale, ~sound, 2.0**22, 2.0**-20)
     return [square, scale, sound, a, v, length, call(within)([length], 1.0, 2.0**80, sound)]
 
 
@@ -41,8 +42,10 @@ def test_a_record_that_is_not_finite_has_no_integers_and_the_others_keep_theirs(
     assert not v[~sound].any()
     assert not kept[~sound].any()
     inputs, slopes = factors(1, 1)
-    clean = [[part.nan_to_num(0.0, 0.0, 0.0)] for (part,) in (inputs, slopes)]
-    scale, _ = scale_of([square_of(*clean, True), 0.5 * square_of(*clean, True)], 0.9, 1.5)
-    alone = on_grids(*clean, True, scale, None, 2.0**21, 2.0**22, 2.0**-20)
+    inputs, slopes = ([part.nan_to_num(0.0, 0.0, 0.0)] for (part,) in (inputs, slopes))
+    right, lengths, tops, length = inputs_of(inputs, True, 2.0**21)
+    square = square_of(inputs, slopes, True, length)
+    scale, _ = scale_of([square, 0.5 * square], 0.9, 1.5)
+    alone = on_grids(right, lengths, tops, slopes, scale, None, 2.0**22, 2.0**-20)
     assert torch.equal(alone[0][sound], a[sound])
     assert torch.equal(alone[1][sound], v[sound])

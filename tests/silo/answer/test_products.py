@@ -120,14 +120,15 @@ def test_products_of_a_chunk_are_those_of_integers(made):
     """What a chunk adds is rho times the whole sum over records and places, in Python's own integers."""
     data, of = records(), made._problem
     points = [made._tracer.parameters(w) for w in points_of(of)[0]]
-    parts, kept = made._records(points, data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
+    chunk, kept = made._records(points, data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
     assert bool(kept.all())
-    for part in (p for p in parts if isinstance(p, factors.Factored)):
-        left, right = (factor.flatten(0, 1).numpy().astype(object) for factor in (part.v, part.a))
+    totals = chunk.added(kept)
+    for layer, a, v, rho in zip(chunk.layers[len(chunk.wholes) :], chunk.a, chunk.v, chunk.rhos, strict=True):
+        left, right = (factor.flatten(0, 1).numpy().astype(object) for factor in (v, a))
         assert all(float(v).is_integer() for factor in (left, right) for v in factor.flatten())
         exact = np.vectorize(int)(left).astype(object).T @ np.vectorize(int)(right).astype(object)
-        got = torch.cat([t.reshape(len(exact), -1) for t in part.added(kept.double()).values()], 1)
-        wanted = np.round((exact * part.rho).astype(np.float64))
+        got = torch.cat([totals[name].reshape(len(exact), -1) for name in layer.names.values()], 1)
+        wanted = np.round((exact * rho).astype(np.float64))
         np.testing.assert_array_equal(got.numpy(), wanted)
 
 
@@ -136,12 +137,12 @@ def test_a_record_above_its_bound_is_zero_and_nobody_else_is(made, monkeypatch):
     points, gamma = [made._tracer.parameters(w) for w in points_of(made._problem)[0]], lattice_step(CLIP, made._problem.dim)
 
     def integers() -> torch.Tensor:
-        parts, kept = made._records(points, records().x[0, :16], records().y[0, :16], CLIP, gamma)
-        return torch.cat([part.numbers() * kept[:, None] for part in parts], 1)
+        chunk, kept = made._records(points, records().x[0, :16], records().y[0, :16], CLIP, gamma)
+        return chunk.numbers() * kept[:, None]
 
-    before = integers()
-    monkeypatch.setattr(factors.Whole, "square", lambda self: torch.zeros(len(self.rows), dtype=torch.float64))
-    monkeypatch.setattr(factors.Factored, "square", lambda self: torch.where(torch.arange(len(self.terms[0][0])) == 3, 0.0, 1e4).double())
+    before, squares = integers(), factors.Chunk.squares
+    wrong = torch.where(torch.arange(16) == 3, 0.0, 1e4).double()
+    monkeypatch.setattr(factors.Chunk, "squares", lambda self: [wrong for _ in squares(self)])
     rows = integers()
     assert bool(before[3].any())
     assert not bool(rows[3].any())
@@ -197,6 +198,19 @@ def test_the_sum_is_the_same_to_the_last_bit_with_any_number_of_threads(made):
         alone = of_silo(made, points, range(0, N, 2))
         for threads in (2, 5):
             np.testing.assert_array_equal(of_silo(made, points, range(0, N, 2), threads=threads), alone)
+
+
+def test_what_is_known_of_records_changes_no_bit(made, monkeypatch):
+    """Of ordinary records and of hostile ones, in any batch; and it is known of chunks as they are asked, for layers that no point changes."""
+    for others in (None, math.nan, math.inf, 3e38, 1e-40, 0.0):
+        data = records(others)
+        x, y = data.x[0], data.y[0]
+        known, words = made.known(x), (drawn(range(0, N, 2)), CLIP, lattice_step(CLIP, made._problem.dim))
+        assert len(known) == (3 if isinstance(made._problem.model[0], nn.Linear) else 0)
+        for points in points_of(made._problem):
+            np.testing.assert_array_equal(made.sum(points, x, y, *words, 1.0, 2, known), made.sum(points, x, y, *words))
+    monkeypatch.setattr(products, "KEPT", N * 65 - 1)
+    assert made.known(x) == []
 
 
 def test_stretched_gradients_are_clipped_as_those_of_a_shorter_clip(made):

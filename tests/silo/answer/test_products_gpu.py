@@ -11,7 +11,6 @@ from torch import nn
 
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.silo.answer import factors
 from silodp.silo.answer.integers import lattice_step
 from silodp.silo.answer.products import Products
 
@@ -39,12 +38,13 @@ def test_on_a_gpu_products_of_a_chunk_are_those_of_integers():
         made, data = made_there(name), records()
         for points in points_of(made._problem)[:3]:
             words = [made._tracer.parameters(w) for w in points], made._own(data.x[0]), made._own(data.y[0])
-            parts, kept = made._records(*words, CLIP, lattice_step(CLIP, made._problem.dim))
-            for part in (p for p in parts if isinstance(p, factors.Factored)):
-                left, right = (t.flatten(0, 1).cpu().numpy().astype(np.int64) for t in (part.v.clone(), part.a))
-                left = left * np.repeat(kept.cpu().numpy(), part.v.shape[1])[:, None]
-                wanted = np.round((left.T @ right) * part.rho)
-                got = torch.cat([t.reshape(len(wanted), -1) for t in part.added(kept.double()).values()], 1)
+            chunk, kept = made._records(*words, CLIP, lattice_step(CLIP, made._problem.dim))
+            integers = [[t.flatten(0, 1).cpu().numpy().astype(np.int64) for t in both] for both in zip(chunk.v, chunk.a, strict=True)]
+            totals, drawn_in = chunk.added(kept), kept.cpu().numpy()
+            for layer, (left, right), rho in zip(chunk.layers[len(chunk.wholes) :], integers, chunk.rhos, strict=True):
+                left = left * np.repeat(drawn_in, len(left) // len(drawn_in))[:, None]
+                wanted = np.round((left.T @ right) * rho)
+                got = torch.cat([totals[name].reshape(len(wanted), -1) for name in layer.names.values()], 1)
                 np.testing.assert_array_equal(got.cpu().numpy(), wanted)
 
 

@@ -126,6 +126,7 @@ class Exact:
         shapes = self._x.shape[1:], self._y.shape[1:]
         found = (Products.of(problem, *shapes, device) for device in devices() if known)
         self._products = next((products for products in found if products), None)
+        self._known = self._products.known(self._x) if self._products else []
 
     def _places(self) -> np.ndarray:
         try:
@@ -315,7 +316,7 @@ class Exact:
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
-            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads)
+            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads, self._known)
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
         each, integers = self._of_each(rows) if multiply else rows, self._integers(clip, gamma, numbers, multiply, stretch)
         for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from silodp.engine.convolution import padded, patches
-from silodp.silo.answer.grids import on_grids, run, square_of
+from silodp.silo.answer.grids import Inputs, inputs_of, integers_of, prepared, run, totals_of
 
 GRIDS = 53
 Part = list[tuple[Tensor, Tensor]]
 """Terms of a layer's gradient, (m, T, f) inputs and (m, T, h) slopes: one of a gradient, two of a difference."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Layer:
     """A layer with parameters, and how its gradient is summed: by products of its factors, or made for each record."""
 
@@ -35,6 +37,10 @@ class Layer:
     @property
     def terms(self) -> int:
         return 2 if self.depends else 1
+
+
+Known = dict[Layer, Inputs]
+"""What was made of layers' inputs before, which no question changes."""
 
 
 def outputs(layer: nn.Module) -> int:
@@ -55,12 +61,12 @@ def factors_of(layer: nn.Module, given: Tensor, slope: Tensor) -> tuple[Tensor, 
     return a, e
 
 
-def part_of(*found: tuple[Layer, Tensor, Tensor]) -> Whole | Factored:
-    """A layer's share in each record's gradient, or in its difference between two points."""
+def share_of(*found: tuple[Layer, Tensor, Tensor]) -> tuple[Layer, Part | Tensor]:
+    """A layer's share in each record's gradient, or in its difference between two points: factors, or the share itself, (m, h, f)."""
     layer = found[0][0]
     if not isinstance(layer.module, nn.Linear | nn.Conv2d):
         each = [_normed(layer, given, slope) for _, given, slope in found]
-        return Whole(layer, each[0] if len(each) == 1 else each[0] - each[1])
+        return layer, each[0] if len(each) == 1 else each[0] - each[1]
     factors = [factors_of(layer.module, given, slope) for _, given, slope in found]
     (a, e), *rest = factors
     terms: Part = [(a, e)]
@@ -68,11 +74,11 @@ def part_of(*found: tuple[Layer, Tensor, Tensor]) -> Whole | Factored:
         (b, f) = rest[0]
         terms = [(a, e - f), *([(a - b, f)] if layer.depends else [])]
     if not layer.made:
-        return Factored(layer, terms)
+        return layer, terms
     whole = torch.bmm(terms[0][1].transpose(1, 2), terms[0][0])
     for a, e in terms[1:]:
         whole.baddbmm_(e.transpose(1, 2), a)
-    return Whole(layer, torch.cat([whole, terms[0][1].sum(1)[..., None]], 2) if "bias" in layer.names else whole)
+    return layer, torch.cat([whole, terms[0][1].sum(1)[..., None]], 2) if "bias" in layer.names else whole
 
 
 def _normed(layer: Layer, given: Tensor, slope: Tensor) -> Tensor:
@@ -88,59 +94,54 @@ def _normed(layer: Layer, given: Tensor, slope: Tensor) -> Tensor:
     return torch.stack([t for name, t in zip(("weight", "bias"), each, strict=True) if name in layer.names], 2)
 
 
-class Whole:
-    """Each record's part of a gradient itself, (m, h, f): small, or made of many places."""
+class Chunk:
+    """The shares of all layers in the gradients of a chunk of records, as integers: factors V and A, whose products are over all its records at once,
+    and wholes, each record's share itself, where it is small or made of many places."""
 
-    def __init__(self, layer: Layer, rows: Tensor) -> None:
-        self.layer, self.shape, self.rows = layer, rows.shape[1:], rows.flatten(1).double()
+    def __init__(self, shares: Sequence[tuple[Layer, Part | Tensor]], size: int, known: Known | None = None) -> None:
+        """In chunks of `size` records, if this is a whole one; with what was made of layers' inputs before, where it was."""
+        factored = [(layer, terms) for layer, terms in shares if not isinstance(terms, Tensor)]
+        whole = [(layer, rows) for layer, rows in shares if isinstance(rows, Tensor)]
+        self.layers, self._shapes = [layer for layer, _ in (*whole, *factored)], [rows.shape[1:] for _, rows in whole]
+        self._order = [self.layers.index(layer) for layer, _ in shares]
+        self.wholes = [rows.flatten(1).double() for _, rows in whole]
+        self._inputs, self._slopes = ([[term[k] for term in terms] for _, terms in factored] for k in (0, 1))
+        self._bits = [bits_of(size * layer.places * len(terms)) for layer, terms in factored]
+        self._known = [(known or {}).get(layer) for layer, _ in factored]
+        self._run = functools.partial(run, like=(*self.wholes, *(e for terms in self._slopes for e in terms))[0])
 
-    def square(self) -> Tensor:
-        return torch.linalg.vector_norm(self.rows, dim=1).square_()
+    def squares(self) -> list[Tensor]:
+        """(m,) of each layer: an upper estimate of its share's squared length."""
+        bias, most = ["bias" in layer.names for layer in self.layers[len(self.wholes) :]], [2.0**a for a, _ in self._bits]
+        self._made, squares = self._run(prepared)(self._inputs, self._slopes, bias, most, self._known, self.wholes, self._order)
+        self._inputs = []
+        return squares
 
-    verified = square
-
-    def quantise(self, scale: Tensor, masked: Tensor | None, clip: float, gamma: float, chunk: int) -> None:
-        rows = self.rows if masked is None else self.rows.masked_fill_(masked[:, None], 0.0)
-        rows.mul_((scale / gamma)[:, None]).round_()
-
-    def numbers(self) -> Tensor:
-        return self.rows
-
-    def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        return _named(self.layer, (chosen @ self.rows).view(self.shape))
-
-
-class Factored:
-    """Each record's factors of a layer's gradient; the products are over all records of a chunk at once."""
-
-    def __init__(self, layer: Layer, terms: Part) -> None:
-        self.layer, self.terms = layer, terms
-
-    def square(self) -> Tensor:
-        return run(square_of, self.terms[0][0])(*self._factors())
-
-    def _factors(self) -> tuple[list[Tensor], list[Tensor], bool]:
-        inputs, slopes = zip(*self.terms, strict=True)
-        return list(inputs), list(slopes), "bias" in self.layer.names
-
-    def quantise(self, scale: Tensor, masked: Tensor | None, clip: float, gamma: float, chunk: int) -> None:
-        a_bits, v_bits = bits_of(chunk * self.layer.places * len(self.terms))
-        grid = math.ldexp(1.0, math.frexp(clip)[1] - v_bits)  # clip / grid <= 2^v
-        self.rho = grid / math.ldexp(gamma, a_bits)
-        self.a, self.v, square = run(on_grids, scale)(*self._factors(), scale, masked, 2.0**a_bits, 2.0**v_bits, grid)
-        self.square_of_integers, self.terms = square * self.rho**2, []
-
-    def verified(self) -> Tensor:
-        return self.square_of_integers
+    def quantise(self, squares: list[Tensor], room: float, stretch: float, clip: float, gamma: float, more: float, bound: float) -> Tensor:
+        """Makes integers of gradients that are `stretch` times as long and at most `room`; (m,) which records keep to the bound then."""
+        grids = [math.ldexp(1.0, math.frexp(clip)[1] - v) for _, v in self._bits]  # clip / grid <= 2^v
+        self.rhos = [grid / math.ldexp(gamma, a) for grid, (a, _) in zip(grids, self._bits, strict=True)]
+        tops = [2.0**v for _, v in self._bits]
+        numbers = squares, room, stretch, tops, grids, self.rhos, gamma, more, bound, self._order
+        self.a, self.v, kept = self._run(integers_of)(self._made, self._slopes, self.wholes, *numbers)
+        self._made = self._slopes = []
+        return kept
 
     def numbers(self) -> Tensor:
-        return torch.cat([self.a.flatten(1), self.v.flatten(1)], 1)
+        """Every record's integers, (m, ...)."""
+        return torch.cat([t.flatten(1) for t in (*self.wholes, *self.a, *self.v)], 1)
 
     def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        if not bool(chosen.all()):
-            self.v.mul_(chosen[:, None, None])
-        exact = self.v.flatten(0, 1).t() @ self.a.flatten(0, 1)
-        return _named(self.layer, exact.mul_(self.rho).round_())
+        """By the names of the parameters, the sum over the chosen records, (m,) bool, in integers; asked once."""
+        totals = self._run(totals_of)(self.a, self.v, self.rhos, self.wholes, chosen)
+        shaped = [total.view(shape) for total, shape in zip(totals, self._shapes, strict=False)] + totals[len(self.wholes) :]
+        return {name: part for layer, total in zip(self.layers, shaped, strict=True) for name, part in _named(layer, total).items()}
+
+
+def gridded(layer: Layer, inputs: list[Tensor], chunk: int) -> Inputs:
+    """The layer's inputs, terms (m, T, f), on the grid that chunks of so many records have."""
+    a_bits, _ = bits_of(chunk * layer.places * len(inputs))
+    return run(inputs_of, inputs[0])(inputs, "bias" in layer.names, 2.0**a_bits)
 
 
 def _named(layer: Layer, total: Tensor) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
 """The arithmetic of one layer's factors for a chunk of records: lengths, and integers on grids. `products` has what is claimed of it, and why.
 
-A small model's chunk is a hundred operations of a few microseconds, and the interpreter would take as long between them as they do. So
-on a processor torch's own interpreter runs these functions (`run`): the same operations in the same order, without Python.
+A small model's chunk is a hundred operations of a few microseconds, and the interpreter would take as long between them as they do, and longer
+where two threads take turns at it. So on a processor torch's own interpreter runs these functions (`run`), three of them for a chunk: the same
+operations in the same order, without Python.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+Inputs = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
+"""What `inputs_of` makes."""
 
 
 def run(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
@@ -31,23 +36,45 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return function
 
 
-def square_of(inputs: list[Tensor], slopes: list[Tensor], bias: bool) -> Tensor:
+def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
+    """All that is made of a layer's inputs, terms (m, T, f), whatever the slopes: the integers A, at most `most` in size, and (m, T) the squared
+    lengths of these; of each term what `most` stands for; and (m,) the squared length of the inputs themselves, where there is one term of one place.
+    """
+    right: list[Tensor] = []
+    tops: list[Tensor] = []
+    for at, a in enumerate(inputs):
+        largest = a.abs().amax([1, 2]).double()  # a norm of this kind takes five times as long
+        tops.append(largest.clamp_(min=1.0) if bias and at == 0 else torch.where(largest > 0, largest, 1.0))
+        width = a.shape[2]
+        # a product into a part of a tensor of another type would take ten times as long
+        whole = torch.empty([a.shape[0], a.shape[1], width + int(bias)], dtype=torch.float64, device=a.device)
+        whole[:, :, :width] = a
+        if bias:
+            whole[:, :, width:] = 1.0 if at == 0 else 0.0  # a last input of 1, which does not differ between two points
+        right.append(whole.mul_((most / tops[at])[:, None, None]).round_())  # by the largest of its kind: rounded to 2^a at most
+    a = right[0] if len(right) == 1 else torch.cat(right, 1)
+    length: Tensor | None = None
+    if a.shape[1] == 1:
+        length = torch.linalg.vector_norm(inputs[0], 2.0, [1, 2]).double().square_() + int(bias)
+    return a, torch.linalg.vector_norm(a, 2.0, [2]).square_(), tops, length
+
+
+def square_of(inputs: list[Tensor], slopes: list[Tensor], bias: bool, length: Tensor | None) -> Tensor:
     """(m,): an upper estimate of each record's ||sum_t e_t (x) a_t||^2, in float64 of float32 products; terms (m, T, f) and (m, T, h)."""
-    if len(inputs) == 1 and inputs[0].shape[1] == 1:
-        aa = torch.linalg.vector_norm(inputs[0], 2.0, [1, 2]).double().square_()
-        ee = torch.linalg.vector_norm(slopes[0], 2.0, [1, 2]).double().square_()
-        return ee * (aa + 1 if bias else aa)
+    if length is not None:
+        return torch.linalg.vector_norm(slopes[0], 2.0, [1, 2]).double().square_() * length
     wide = inputs
-    if bias:  # a last input of 1, which does not differ between two points
+    if bias:
         wide = [functional.pad(a, [0, 1], value=1.0 if at == 0 else 0.0) for at, a in enumerate(inputs)]
-    return squared(torch.cat(wide, 1).double(), torch.cat(slopes, 1).double(), 2.0**-32)
+    a = torch.cat(wide, 1).double()
+    return squared(a, torch.linalg.vector_norm(a, 2.0, [2]).square_(), torch.cat(slopes, 1).double(), 2.0**-32)
 
 
 def scale_of(squares: list[Tensor], room: float, stretch: float) -> tuple[Tensor, Tensor]:
     """(m,): what brings each record, made `stretch` times as long, within the room, 0 for one that is not finite; and whether it is."""
     length = torch.stack(squares).sum(0).sqrt_()
     scale = torch.where(length * stretch > room, room / length, stretch)
-    sound = torch.isfinite(length) & torch.isfinite(scale)
+    sound = (length < math.inf) & (scale < math.inf)  # neither is negative, and a NaN is below nothing
     return torch.where(sound, scale, 0.0), sound
 
 
@@ -57,42 +84,80 @@ def within(squares: list[Tensor], more: float, bound: float, sound: Tensor) -> T
 
 
 def on_grids(
-    inputs: list[Tensor], slopes: list[Tensor], bias: bool, scale: Tensor, masked: Tensor | None, most: float, top: float, grid: float
+    a: Tensor, aa: Tensor, tops: list[Tensor], slopes: list[Tensor], scale: Tensor, masked: Tensor | None, top: float, grid: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The integers A of inputs, at most `most` in size, and V of slopes, at most `top`; and (m,) each record's ||sum_t V_t (x) A_t||^2."""
-    left: list[Tensor] = []
-    right: list[Tensor] = []
-    for at in range(len(inputs)):
-        a = inputs[at]
-        largest = a.abs().amax([1, 2]).double()  # a norm of this kind takes five times as long
-        if bias and at == 0:
-            largest = largest.clamp_(min=1.0)
-        else:
-            largest = torch.where(largest > 0, largest, 1.0)
-        if masked is not None:
-            largest = largest.masked_fill(masked, 1.0)
-        width = a.shape[2]
-        # a product into a part of a tensor of another type would take ten times as long
-        whole = torch.empty([a.shape[0], a.shape[1], width + int(bias)], dtype=torch.float64, device=a.device)
-        whole[:, :, :width] = a
-        if bias:
-            whole[:, :, width:] = 1.0 if at == 0 else 0.0
-        right.append(whole.mul_((most / largest)[:, None, None]).round_())  # by the largest of its kind: rounded to 2^a at most
-        left.append(slopes[at].double().mul_((scale * largest / grid)[:, None, None]).round_().clamp_(-top, top))
-        if masked is not None:
-            right[at].masked_fill_(masked[:, None, None], 0.0)
-            left[at].masked_fill_(masked[:, None, None], 0.0)
-    a = right[0] if len(right) == 1 else torch.cat(right, 1)
+    """The integers A of inputs, V of slopes, at most `top` in size, both zero where masked; and (m,) each record's ||sum_t V_t (x) A_t||^2."""
+    left = [e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_().clamp_(-top, top) for at, e in enumerate(slopes)]
     v = left[0] if len(left) == 1 else torch.cat(left, 1)
-    return a, v, squared(a, v)
+    if masked is not None:
+        a, aa = a.masked_fill(masked[:, None, None], 0.0), aa.masked_fill(masked[:, None], 0.0)
+        v.masked_fill_(masked[:, None, None], 0.0)
+    return a, v, squared(a, aa, v)
 
 
-def squared(a: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
-    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers are known to so much of themselves."""
-    aa = torch.linalg.vector_norm(a, 2.0, [2]).square_()
+def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
+    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers are known to so much of themselves; aa are
+    the ||a_t||^2."""
     ee = torch.linalg.vector_norm(e, 2.0, [2]).square_()
     if a.shape[1] == 1:
         return (aa * ee)[:, 0]
     products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(e, e.transpose(1, 2))
     allowed = cancelled * (a.shape[2] + e.shape[2] + a.shape[1] ** 2 + 8)
     return products.sum([1, 2]).clamp_(min=0.0) + allowed * (aa * ee).sqrt_().sum(1).square_()
+
+
+def total_of(a: Tensor, v: Tensor, chosen: Tensor, rho: float) -> Tensor:
+    """(h, f): round(rho sum V (x) A) over places and the chosen records; of V nothing is left."""
+    if not bool(chosen.all()):
+        v.mul_(chosen[:, None, None])
+    return (v.flatten(0, 1).t() @ a.flatten(0, 1)).mul_(rho).round_()
+
+
+# --- all layers of a chunk ------------------------------------------------------------------------------------------------------------
+
+
+def prepared(
+    inputs: list[list[Tensor]], slopes: list[list[Tensor]], bias: list[bool], most: list[float], known: list[Inputs | None],
+    wholes: list[Tensor], order: list[int],
+) -> tuple[list[Inputs], list[Tensor]]:  # fmt: skip
+    """What is made of the inputs of every layer in factors, where it is not known, and all layers' squared lengths in the model's order."""
+    made: list[Inputs] = []
+    squares = [torch.linalg.vector_norm(rows, 2.0, [1]).square_() for rows in wholes]
+    for at in range(len(inputs)):
+        before = known[at]
+        own = inputs_of(inputs[at], bias[at], most[at]) if before is None else before
+        made.append(own)
+        squares.append(square_of(inputs[at], slopes[at], bias[at], own[3]))
+    return made, [squares[at] for at in order]
+
+
+def integers_of(
+    made: list[Inputs], slopes: list[list[Tensor]], wholes: list[Tensor], squares: list[Tensor], room: float, stretch: float,
+    tops: list[float], grids: list[float], rhos: list[float], gamma: float, more: float, bound: float, order: list[int],
+) -> tuple[list[Tensor], list[Tensor], Tensor]:  # fmt: skip
+    """A and V of every layer in factors, and (m,) which records keep to the bound; the others' numbers are finite, too. Wholes become integers."""
+    scale, sound = scale_of(squares, room, stretch)
+    masked: Tensor | None = None if bool(sound.all()) else ~sound  # of the others the numbers are the same, whether some are masked or none
+    found: list[Tensor] = []
+    for rows in wholes:
+        if masked is not None:
+            rows.masked_fill_(masked[:, None], 0.0)
+        found.append(torch.linalg.vector_norm(rows.mul_((scale / gamma)[:, None]).round_(), 2.0, [1]).square_())
+    left: list[Tensor] = []
+    right: list[Tensor] = []
+    for at in range(len(made)):
+        a, aa, largest, _ = made[at]
+        a, v, square = on_grids(a, aa, largest, slopes[at], scale, masked, tops[at], grids[at])
+        right.append(a)
+        left.append(v)
+        found.append(square * rhos[at] ** 2)
+    return right, left, within([found[at] for at in order], more, bound, sound)
+
+
+def totals_of(right: list[Tensor], left: list[Tensor], rhos: list[float], wholes: list[Tensor], chosen: Tensor) -> list[Tensor]:
+    """The sums over the chosen records, (m,) bool: of wholes, then of factors, rounded; of V nothing is left."""
+    weight = chosen.double()
+    totals = [weight @ rows for rows in wholes]
+    for at in range(len(left)):
+        totals.append(total_of(right[at], left[at], weight, rhos[at]))
+    return totals

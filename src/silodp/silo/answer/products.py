@@ -8,6 +8,8 @@ Formal guarantees. C is the clip, gamma the lattice's step, d the number of coor
     From these alone follow its integers: A_it, at most 2^a in size, and V_it, at most 2^v, with (a + v) + log2(records x places of a chunk) <= 53,
     and a public power of two rho such that the record's part of the layer is k_i = rho sum_t V_it (x) A_it. Where the parts are smaller than
     what makes them (early convolutions, norms), k_i is made and rounded to integers itself.
+    A_i of a linear layer whose inputs follow from the record alone is the same whatever is asked: it is made once, of the same chunks by the same
+    operations, and kept (`known`).
  2. ||k_i|| <= C / gamma - sqrt(d) is verified on these integers, in float64: a sum of m squares is off by at most m 2^-53 of itself in whatever
     order they are added, and (d + 2^22) 2^-52 of it is added; where terms of several places may cancel, so is (f + h + T^2 + 8) 2^-52
     (sum_t ||V_it|| ||A_it||)^2, for T places of f inputs and h outputs. A record that fails has no part in any sum, and one that is not finite
@@ -37,14 +39,15 @@ from torch import Tensor, nn
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
-from silodp.silo.answer.factors import Factored, Layer, Whole, bits_of, factors_of, outputs, part_of
-from silodp.silo.answer.grids import run, scale_of, within
-from silodp.silo.answer.slots import in_threads, lengths
+from silodp.silo.answer.factors import Chunk, Known, Layer, bits_of, factors_of, gridded, outputs, share_of
+from silodp.silo.answer.slots import in_threads, lengths, pinned
 from silodp.silo.answer.traces import Tracer
 
 NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**28}, 2**11
 """Numbers that a chunk may hold on the way besides two for each parameter, on each kind of device: a processor's caches hold few; and its most
 records."""
+KEPT = 2**24
+"""Numbers that may be kept of all records from answer to answer: 128 MiB."""
 SLACK = 2.0**-19, 2.0**-9
 """Part of the clip, at least and at most, that a record is kept below, so that what grids add does not take it past the bound."""
 
@@ -107,26 +110,45 @@ class Products:
         """Of every layer its input and the slopes by its output, in float32."""
         return [(self._layers[name], *both) for name, both in self._tracer.traced(parameters, x, y).items()]
 
+    def known(self, x: Tensor) -> list[Known]:
+        """Of every chunk of the records x (n, ...) what no question changes: integers of what linear layers are given that depends on no parameter.
+
+        Made as every answer would make it, of the same chunks; for a sum of these records alone. Empty where it would be more than KEPT numbers.
+        """
+        fixed = {name: layer for name, layer in self._layers.items() if not layer.made and not layer.depends and layer.places == 1}
+        if not fixed or len(x) * sum(layer.width + 1 for layer in fixed.values()) > KEPT:
+            return []
+        start, found = self._tracer.parameters(self._problem.initial([0])), list[Known]()
+        with self._fixed(), pinned(1):
+            for rows in x.split(self.chunk):
+                _, seen = self._tracer.forward(start, self._own(rows).float())
+                each = ((layer, seen[name][0].detach(), seen[name][1].detach()) for name, layer in fixed.items())
+                found.append({layer: gridded(layer, [factors_of(layer.module, a, e)[0]], self.chunk) for layer, a, e in each})
+        return found
+
     # --- integers -----------------------------------------------------------------------------------------------------------------
 
     def _records(
-        self, points: list[Parameters], x: Tensor, y: Tensor, clip: float, gamma: float, stretch: float = 1.0
-    ) -> tuple[list[Whole | Factored], Tensor]:
-        """The records' integers, layer by layer, and which records keep to the bound, (m,); the others' integers are finite.
+        self,
+        points: list[Parameters],
+        x: Tensor,
+        y: Tensor,
+        clip: float,
+        gamma: float,
+        stretch: float = 1.0,
+        known: Known | None = None,
+    ) -> tuple[Chunk, Tensor]:
+        """The records' integers, and which records keep to the bound, (m,); the others' integers are finite.
 
         They are of gradients that are `stretch` times as long.
         """
         traced = [self._traced(w, x, y) for w in points]
-        parts = [part_of(*found) for found in zip(*traced, strict=True)]
+        chunk = Chunk([share_of(*found) for found in zip(*traced, strict=True)], self.chunk, known)
         room = (clip - 1.25 * gamma * math.sqrt(self._problem.dim)) * self._room
-        scale, sound = run(scale_of, x)([part.square() for part in parts], room, stretch)
-        masked = None if bool(sound.all()) else ~sound  # of the others the numbers are the same, whether some are masked or none
-        for part in parts:
-            part.quantise(scale, masked, clip, gamma, self.chunk)
         most = clip / gamma - math.sqrt(self._problem.dim)
         bound = most * most * (1 - 2.0**-40) if most > 0 else -1.0
         more = 1 + (self._problem.dim + 2**22) * 2.0**-52
-        return parts, run(within, x)([part.verified() for part in parts], more, bound, sound)
+        return chunk, chunk.quantise(chunk.squares(), room, stretch, clip, gamma, more, bound)
 
     def sum(
         self,
@@ -138,20 +160,23 @@ class Products:
         gamma: float,
         stretch: float = 1.0,
         threads: int = 1,
+        known: Sequence[Known] = (),
     ) -> np.ndarray:
-        """(d,) int64, S of all records x (n, ...) that are drawn, at the points (1, d); the same bits with any number of threads."""
+        """(d,) int64, S of all records x (n, ...) that are drawn, at the points (1, d); the same bits with any number of threads.
+
+        The same bits, too, where of these records something is `known`.
+        """
         total = torch.zeros(self._problem.dim, dtype=torch.float64, device=self.device)
         views, lock = self._problem.split(total), threading.Lock()
         parameters = [self._tracer.parameters(w) for w in points]
 
         def add(start: int) -> None:
             slot = slice(start, start + self.chunk)
-            parts, kept = self._records(parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch)
-            chosen = (kept & torch.from_numpy(drawn[slot]).to(kept.device)).double()
-            for part in parts:
-                for name, added in part.added(chosen).items():
-                    with lock:  # sums of integers below 2^53: exact, in whatever order chunks end
-                        views[name].add_(added.reshape(views[name].shape))
+            before = known[start // self.chunk] if known else None
+            chunk, kept = self._records(parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch, before)
+            for name, added in chunk.added(kept & torch.from_numpy(drawn[slot]).to(kept.device)).items():
+                with lock:  # sums of integers below 2^53: exact, in whatever order chunks end
+                    views[name].add_(added.reshape(views[name].shape))
 
         with self._fixed():
             in_threads(add, range(0, len(x), self.chunk), threads if self.device.type == "cpu" else 1)
@@ -187,9 +212,9 @@ class Products:
         def rows(x: Tensor, y: Tensor) -> Tensor:
             x, y = self._own(x), self._own(y)
             with self._fixed():
-                parts, kept = self._records(parameters, x, y, clip, gamma)
+                chunk, kept = self._records(parameters, x, y, clip, gamma)
                 floats = [t.flatten(1).double() for w in parameters for _, *both in self._traced(w, x, y) for t in both]
-            return torch.cat([*(part.numbers() * kept[:, None] for part in parts), *floats], 1).cpu()
+            return torch.cat([chunk.numbers() * kept[:, None], *floats], 1).cpu()
 
         return rows
 

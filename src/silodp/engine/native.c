@@ -64,7 +64,7 @@ static void stages_forward(const struct call *call, struct flow *f, const struct
 /* Each record's gradient by the stages' weights, from that by the first Linear layer's input. */
 static void stages_backward(const struct call *call, struct flow *f, struct tile *t, long rows) {
     long in = call->layer[0].in, wide = padded(in), at = 0, relu = call->stage[call->stages - 1].relu;
-    product(rows, wide, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], t->none, 0, t->back);
+    product(rows, in, call->layer[0].out, f->e[0], padded(call->layer[0].out), 1, f->backward[0], t->none, 0, t->back);
     for (long i = 0; i < in; i++)
         for (long r = 0; r < LANES; r++) {
             int passes = r < t->rows && !(relu && f->a[0][r * wide + i] <= 0);
@@ -109,7 +109,7 @@ static void pass(const struct call *call, struct flow *f, struct tile *t) {
         const struct layer *layer = call->layer + l;
         long in = padded(layer->in), out = padded(layer->out);
         float *z = l < last ? f->a[l + 1] : f->z;
-        product(rows, out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], layer->relu ? z : 0, z);
+        product(rows, layer->out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], layer->relu ? z : 0, z);
     }
     long width = call->layer[last].out, out = padded(width);
     memset(f->e[last], 0, rows * out * sizeof(float));
@@ -123,9 +123,8 @@ static void pass(const struct call *call, struct flow *f, struct tile *t) {
     if (call->layer[last].relu)
         for (long i = 0; i < t->rows * out; i++) f->e[last][i] = f->z[i] <= 0 ? 0 : f->e[last][i];
     for (long l = last; l > 0; l--) {
-        long in = padded(call->layer[l].in);
         const float *gate = call->layer[l - 1].relu ? f->a[l] : 0;
-        product(rows, in, call->layer[l].out, f->e[l], padded(call->layer[l].out), 1, f->backward[l], t->none, gate, f->e[l - 1]);
+        product(rows, call->layer[l].in, call->layer[l].out, f->e[l], padded(call->layer[l].out), 1, f->backward[l], t->none, gate, f->e[l - 1]);
     }
     if (call->stages) stages_backward(call, f, t, rows);
 }
@@ -239,11 +238,10 @@ static void add(const struct call *call, struct tile *t, double clip) {
             }
         }
     for (long l = 0; l < call->layers; l++) {
-        long in = padded(call->layer[l].in), out = padded(call->layer[l].out);
+        long in = call->layer[l].in, out = call->layer[l].out;
         float *e = t->flow[0].e[l];
-        product(call->layer[l].out, in, t->rows, e, 1, out, t->flow[0].a[l], 0, 0, t->sum[l]);
-        if (call->points == 2 && !same(call, l))
-            product(call->layer[l].out, in, t->rows, t->flow[1].e[l], 1, out, t->flow[1].a[l], 0, 0, t->sum[l]);
+        product(out, in, t->rows, e, 1, padded(out), t->flow[0].a[l], 0, 0, t->sum[l]);
+        if (call->points == 2 && !same(call, l)) product(out, in, t->rows, t->flow[1].e[l], 1, padded(out), t->flow[1].a[l], 0, 0, t->sum[l]);
         product(1, out, t->rows, t->ones, 0, 1, e, 0, 0, t->sums[l]);
     }
     for (long s = 0; s < call->stages; s++) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
 #define LANES 16
 #define ACROSS 4
 #elif defined(__AVX__)
@@ -17,6 +18,8 @@
 #endif
 #define DOWN 6
 #define THIN 8 /* vectors across one row alone */
+#define SLIM 4 /* columns that are not worth a vector of 16, of which there is one product a cycle where there are two of smaller ones */
+#define TALL 12 /* rows of these at a time: a product takes four cycles */
 #define TILE 48 /* a multiple of DOWN */
 #define TOGETHER (4 * TILE) /* records that are summed in float32: then one moves a sum by its own terms and 192^2 ulps of the clip */
 #define MOST 16 /* Linear layers, and stages */
@@ -74,12 +77,48 @@ INLINE void rows_of(int down, int across, long depth, const float *a, long am, l
 #undef CASE
 }
 
-/* c = start + a b, or c += a b without `start`; c is (rows, columns), columns a multiple of LANES. With a `gate` c is 0 where that is <= 0. */
-static void product(long rows, long columns, long depth, const float *a, long am, long ak, const float *b, const float *start,
+#if LANES == 16
+/* `block` for four columns, with products that are added unrounded as there: some compilers would split those of a single row. */
+INLINE void slim(int down, long depth, const float *a, long am, long ak, const float *b, const float *start, const float *gate, float *c,
+                 long ld) {
+    __m128 sum[TALL];
+#pragma GCC unroll 12
+    for (int i = 0; i < down; i++) sum[i] = _mm_loadu_ps(start ? start : c + i * ld);
+    for (long k = 0; k < depth; k++)
+#pragma GCC unroll 12
+        for (int i = 0; i < down; i++) sum[i] = _mm_fmadd_ps(_mm_set1_ps(a[i * am + k * ak]), _mm_loadu_ps(b + k * ld), sum[i]);
+#pragma GCC unroll 12
+    for (int i = 0; i < down; i++)
+        for (int v = 0; v < SLIM; v++) c[i * ld + v] = gate && (gate == c ? sum[i][v] : gate[i * ld + v]) <= 0 ? 0 : sum[i][v];
+}
+
+static void slim_product(long rows, long depth, const float *a, long am, long ak, const float *b, const float *start, const float *gate,
+                         float *c, long ld) {
+    for (long m = 0, down; m < rows; m += down) {
+        const float *am0 = a + m * am, *g0 = gate ? gate + m * ld : 0;
+        down = rows - m >= TALL ? TALL : rows - m >= 4 ? 4 : 1;
+        switch (down) {
+            case TALL: slim(TALL, depth, am0, am, ak, b, start, g0, c + m * ld, ld); break;
+            case 4: slim(4, depth, am0, am, ak, b, start, g0, c + m * ld, ld); break;
+            default: slim(1, depth, am0, am, ak, b, start, g0, c + m * ld, ld);
+        }
+    }
+}
+#endif
+
+/* c = start + a b, or c += a b without `start`; with a `gate` c is 0 where that is <= 0. Rows of b and c are padded: a slim rest's padding is not
+touched, and other padding is made like the rest. */
+static void product(long rows, long width, long depth, const float *a, long am, long ak, const float *b, const float *start,
                     const float *gate, float *c) {
-    long most = widest(rows < 3 ? rows : 3);
-    for (long n = 0; n < columns; n += most * LANES) {
-        int across = (columns - n) / LANES < most ? (columns - n) / LANES : most;
+    long columns = padded(width), whole = columns, most = widest(rows < 3 ? rows : 3);
+#if LANES == 16
+    if (width % LANES && width % LANES <= SLIM) {
+        whole -= LANES;
+        slim_product(rows, depth, a, am, ak, b + whole, start ? start + whole : 0, gate ? gate + whole : 0, c + whole, columns);
+    }
+#endif
+    for (long n = 0; n < whole; n += most * LANES) {
+        int across = (whole - n) / LANES < most ? (whole - n) / LANES : most;
         const float *from = start ? start + n : 0;
         for (long m = 0, down; m < rows; m += down) {
             const float *am0 = a + m * am, *g0 = gate ? gate + m * columns + n : 0;

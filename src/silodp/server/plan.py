@@ -139,16 +139,17 @@ def calibrate(
     asked = dry_run(run, {k: replace(m, noise_multiplier=1.0) for k, m in mechanisms.items()}, participation)
     kinds = [kind for kind in mechanisms if any(a.kind == kind for a in asked)]
     shares = _shares(shares, kinds)
-    for a in asked:
-        for silo in a.silos:
-            mechanisms[a.kind].at(0).sensitivity(counts[silo])  # a batch without a record is refused before anything is spent
+    for kind, silos in dict.fromkeys((a.kind, a.silos) for a in asked):
+        for silo in silos:
+            mechanisms[kind].at(0).sensitivity(counts[silo])  # a batch without a record is refused before anything is spent
     array = budget_array(budgets)
     array = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
     name = rule or _default_rule([a.event for a in asked])
     if name == "gdp":
         for sampling in {a.event.sampling for a in asked}:
             GDP().price(Event(sampling, 1.0), np.asarray(counts))  # refuses sub-sampled batches, in words
-    parts = [tuple(silo in a.silos for a in asked) for silo in range(len(counts))]
+    groups = dict.fromkeys(a.silos for a in asked)
+    parts = [tuple(silo in group for group in groups) for silo in range(len(counts))]
     known = {part: _profile(asked, kinds, shares, parts.index(part)) for part in set(parts)}
     profiles = [known[part] for part in parts]
     multipliers = {kind: np.zeros(array.shape) for kind in kinds}
@@ -199,15 +200,13 @@ def _shares(shares: Mapping[str, float] | None, kinds: Sequence[str]) -> dict[st
 
 def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, float], silo: int) -> _Profile:
     mine = [a for a in asked if silo in a.silos]
-    gdp = GDP()
 
     def total(events: Sequence[tuple[Event | TotalEvent, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
-            batch = FullBatch() if event.sampling.sampled else event.sampling
-            key, price = gdp.price(Event(batch, weight, event.count), np.zeros(()))
+            key, price = _gdp_price(FullBatch() if event.sampling.sampled else event.sampling, weight, event.count)
             buckets[key] = buckets.get(key, np.zeros(())) + price
-        return float(gdp.total(buckets))
+        return float(GDP().total(buckets))
 
     weights = {kind: math.sqrt(max(total([(a.event, 1.0) for a in mine if a.kind == kind]), 1.0) / shares[kind]) for kind in kinds}
     merged: dict[tuple[object, float], int] = {}
@@ -219,6 +218,11 @@ def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, 
         tuple((sampling, weight, count) for (sampling, weight), count in merged.items()),
         total([(a.event, weights[a.kind]) for a in mine]),
     )
+
+
+@functools.lru_cache
+def _gdp_price(sampling: Sampling, weight: float, count: int) -> tuple[str, np.ndarray]:
+    return GDP().price(Event(sampling, weight, count), np.zeros(()))
 
 
 @functools.lru_cache(maxsize=4096)

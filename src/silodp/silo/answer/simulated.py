@@ -48,8 +48,9 @@ class Simulated:
         # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
         self._generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds]
         self._world = torch.tensor([worlds[seed] for seed in seeds])
-        self._everyone = records.mask.to(records.x.dtype)
+        self._all, self._everyone = tuple(range(len(records))), records.mask.to(records.x.dtype)
         self._partitions: dict[tuple[str, int], Tensor] = {}
+        self._known: tuple[tuple | None, Tensor | None] = None, None
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its Gaussian noise."""
@@ -94,15 +95,14 @@ class Simulated:
         return local - start
 
     def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Number | None = None) -> Tensor:
-        at = list(silos)
-        records = self.records if at == list(range(len(self.records))) else self.records.select(at)
-        weight = self._weight(mechanism.sampling, at)
+        records = self.records if tuple(silos) == self._all else self.records.select(list(silos))
+        weight = self._weight(mechanism.sampling, silos)
         if weight.dim() == 2 and not mechanism.sampling.whole:
             records, weight = _chosen(records, weight)
         total = clipped_sum(
             self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, limit=limit, memory=self.memory, engines=ENGINES
         )  # fmt: skip
-        return total.div_(self._batch(mechanism.sampling, at).to(total))
+        return total.div_(self._batch(mechanism.sampling, silos).to(total))
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         return _batches(sampling, tuple(self.records.counts[s] for s in silos))
@@ -132,25 +132,34 @@ class Simulated:
 
     def gaussian(self, mechanism: Gaussian, mean: Tensor, silos: Sequence[int]) -> Tensor:
         """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
-        multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
-        multiplier = multiplier[..., list(silos)] if multiplier.ndim and multiplier.shape[-1] == len(self.records) else multiplier
-        if bool((multiplier == 0).all()):
+        std = self._std(mechanism, silos, mean)
+        if std is None:
             return mean
-        on = {"dtype": torch.float64, "device": mean.device}  # there: to fetch the clip from a GPU would be to wait for all it has to do
-        multiplier, clip, batch = (torch.as_tensor(v, **on) for v in (multiplier, mechanism.clip, self._batch(mechanism.sampling, silos)))
-        std = torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch.squeeze(-1)))
         shape = tuple(mean.shape[1:])
         draws = torch.empty(len(self._generators), *shape, dtype=torch.float32, device="cpu", pin_memory=mean.is_cuda)
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
             standard_normals(generator, world)
         noise = draws.to(mean, non_blocking=True)
         noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
-        return torch.addcmul(mean, std.unsqueeze(-1).to(mean), noise)
+        return torch.addcmul(mean, std, noise)
+
+    def _std(self, mechanism: Gaussian, silos: Sequence[int], mean: Tensor) -> Tensor | None:
+        """(J, M, 1) or (1, M, 1), as `mean` is; None where nobody adds noise. The last one again, if every number that it follows from is the same."""
+        multiplier, clip, batch = torch.as_tensor(mechanism.noise_multiplier), mechanism.clip, self._batch(mechanism.sampling, silos)
+        numbers = None
+        if not isinstance(clip, Tensor):  # to fetch one from a GPU would be to wait for all it has to do
+            bits = (t.cpu().numpy().tobytes() for t in (multiplier, batch))
+            numbers = (clip, *bits, multiplier.dtype, multiplier.shape, tuple(silos), mean.dtype, mean.device)
+        if numbers is None or numbers != self._known[0]:
+            if multiplier.ndim and multiplier.shape[-1] == len(self.records):
+                multiplier = multiplier[..., list(silos)]
+            self._known = numbers, _std(multiplier, clip, batch.squeeze(-1), mean) if bool((multiplier != 0).any()) else None
+        return self._known[1]
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
         if sampling.whole:
-            return self._everyone if list(silos) == list(range(len(self.records))) else self._everyone[list(silos)]
+            return self._everyone if tuple(silos) == self._all else self._everyone[list(silos)]
         mask = self.records.mask[list(silos)]
         match sampling:
             case Poisson(rate):
@@ -159,8 +168,7 @@ class Simulated:
                 chosen = torch.stack([self._ranks(g, silos) < self._batch(sampling, silos).long() for g in self._generators])
             case DisjointBatches(batches=batches, index=index, partition=name):
                 if (name, batches) not in self._partitions:
-                    everyone = range(len(self.records))
-                    self._partitions[name, batches] = torch.stack([self._ranks(g, everyone) for g in self._generators])
+                    self._partitions[name, batches] = torch.stack([self._ranks(g, self._all) for g in self._generators])
                 size = self._batch(sampling, silos).long()
                 chosen = self._partitions[name, batches][:, list(silos)] // size == index
             case _:
@@ -178,6 +186,11 @@ class Simulated:
 @functools.lru_cache
 def _batches(sampling: Sampling, counts: tuple[int, ...]) -> Tensor:
     return torch.tensor([[sampling.batch(n)] for n in counts], dtype=torch.float64)
+
+
+def _std(multiplier: Tensor, clip: Number, batch: Tensor, mean: Tensor) -> Tensor:
+    multiplier, clip, batch = (torch.as_tensor(v, dtype=torch.float64, device=mean.device) for v in (multiplier, clip, batch))
+    return torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch)).unsqueeze(-1).to(mean)
 
 
 def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:

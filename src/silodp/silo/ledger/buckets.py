@@ -29,4 +29,4 @@ def total(rule: Rule, *amounts: Amounts) -> np.ndarray:
 
 def fits(rule: Rule, capacity: np.ndarray | float, *amounts: Amounts, slack: float = 0.0) -> bool:
     """Whether all these amounts together stay within the capacity, less a share `slack` of it, of every run and silo."""
-    return bool(np.all(total(rule, *amounts) <= capacity * (1 - slack)))
+    return bool((total(rule, *amounts) <= capacity * (1 - slack)).all())

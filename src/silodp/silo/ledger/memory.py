@@ -30,12 +30,12 @@ class MemoryLedger:
             key, price = self.rule.price(event, self.counts)
         except BadInput:
             raise Refused("rule") from None
-        price = np.broadcast_to(price, np.broadcast_shapes(np.shape(price), self._capacity.shape))
-        amount = np.zeros(price.shape)
-        amount[:, silos] = price[:, silos]
-        if not fits(self.rule, self._capacity, self._buckets, {key: amount}):
+        answering = np.zeros(self._capacity.shape, dtype=bool)
+        answering[:, silos] = True
+        after = added(self._buckets, {key: np.where(answering, price, 0.0)})
+        if not fits(self.rule, self._capacity, after):
             raise Refused("budget")
-        self._buckets = added(self._buckets, {key: amount})
+        self._buckets = after
 
     def used(self) -> np.ndarray:
         """Share of each budget's capacity that is used up, (J, N)."""

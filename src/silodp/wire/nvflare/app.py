@@ -2,17 +2,22 @@
 
 They live in the engine's client and server processes themselves, not in a job: no code or configuration comes from the server, a client
 or a server that was killed is back as soon as it runs again, and the silo refuses every other thing that the engine can be asked for.
-A question is pushed as an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is {"reply": bytes} or {"code": word}.
+A question is pushed as an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is {"reply": bytes} or {"code": word}. A long one is offered, as
+{"ticket": word, "timeout": seconds}, and the courier asks for it: of a message that comes unasked NVFlare 2.9.0 writes every byte out for its log, whether it
+logs or not, and of 40 MB that takes longer than to carry them. What is asked for is in a DXO, of which the log has no more than its address.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
@@ -22,14 +27,15 @@ from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from silodp.host import metrics
-from silodp.wire.hub import LONGEST, ask_each, serve_hub
+from silodp.host.frames import Frames
+from silodp.wire.hub import LONG, LONGEST, ask_each, serve_hub
 from silodp.wire.many import LARGEST
 from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
 from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 
-TOPIC = "silodp"
+TOPIC, FETCH = "silodp", "silodp_fetch"
 DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
 COMMANDS = "_net_manager:"
 PING = 10.0
@@ -54,6 +60,10 @@ def listens(engine: Any) -> bool:
 def _known(engine: Any) -> dict[str, Any]:
     cell = getattr(engine, "cell", None)
     return cell.core_cell.req_reg.reg if cell else {}
+
+
+class _Malformed(Exception):
+    """No question is in the message."""
 
 
 class Courier(FLComponent):
@@ -85,17 +95,28 @@ class Courier(FLComponent):
     def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         answer = Shareable()
         try:
-            frame, timeout = request.get("frame"), request.get("timeout")
-            if isinstance(frame, bytes) and isinstance(timeout, float) and 0 < timeout <= LONGEST:
-                answer["reply"] = self._gate.ask(frame, timeout)
-            else:
-                answer["code"] = "malformed"
+            timeout = request.get("timeout")
+            if not isinstance(timeout, float) or not 0 < timeout <= LONGEST:
+                raise _Malformed
+            deadline = time.monotonic() + timeout
+            frame = self._fetched(ticket, timeout, fl_ctx) if (ticket := request.get("ticket")) else request.get("frame")
+            if not isinstance(frame, bytes):
+                raise _Malformed
+            answer["reply"] = self._gate.ask(frame, deadline - time.monotonic())
+        except _Malformed:
+            answer["code"] = "malformed"
         except Unreached as missed:
             answer["code"] = missed.code
         except Exception:
             answer["code"] = "courier"  # no exception's text goes to the server
         metrics.count("silodp_carried_total", code=answer.get("code", "replied"))
         return answer
+
+    def _fetched(self, ticket: object, timeout: float, fl_ctx: FLContext) -> object:
+        """The long frame that the server holds for whoever has this ticket."""
+        engine: Any = fl_ctx.get_engine()
+        found = engine.send_aux_request(FETCH, Shareable({"ticket": ticket}), timeout, fl_ctx).get("frame")
+        return found.data.get("frame") if isinstance(found, DXO) and isinstance(found.data, dict) else None
 
 
 class ServerHub(FLComponent):
@@ -105,6 +126,8 @@ class ServerHub(FLComponent):
         super().__init__()
         self._path, self._removed, self._stop = Path(path), Path(removed), threading.Event()
         self._engine: Any = None
+        self._offered: dict[str, Callable[[], bytes]] = {}
+        """What couriers may ask for, each once, under a word that only they were told."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):  # a silo may be hostile too
@@ -119,6 +142,7 @@ class ServerHub(FLComponent):
             if not _known(self._engine) or listens(self._engine):
                 self.logger.error("the engine still obeys commands of the silos: the server stops")
                 os._exit(2)
+            self._engine.register_aux_message_handler(FETCH, self._give)
             watched("server", Path(os.environ.get("SILODP_SITE", ".")))
             hub = self._path, self._exchange, self._names, self._stop, lambda: removed(self._removed)
             threading.Thread(target=serve_hub, args=hub, daemon=True).start()
@@ -134,22 +158,41 @@ class ServerHub(FLComponent):
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""
-        return sorted(name for name, _ in ask_each(self._registered(), lambda name: "code" in self._send(name, Shareable(), PING) or None))
+        there = ask_each(self._registered(), lambda name: "code" in self._send(name, {}, time.monotonic() + PING) or None)
+        return sorted(name for name, _ in there)
 
     def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
         """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one waits for the answer, in a thread."""
-        known = [name for name in self._registered() if name in frames]
-        return ask_each(known, lambda name: self._ask(name, frames[name], timeout))
+        known, given, deadline = [name for name in self._registered() if name in frames], Frames.of(frames), time.monotonic() + timeout
+        return ask_each(known, lambda name: self._ask(name, given, deadline))
 
-    def _ask(self, name: str, frame: bytes, timeout: float) -> bytes | None:
-        answer = self._send(name, Shareable({"frame": frame, "timeout": float(timeout)}), timeout)
+    def _ask(self, name: str, frames: Frames, deadline: float) -> bytes | None:
+        answer = self._offer(name, frames, deadline) if frames.size(name) >= LONG else {"code": "malformed"}
+        if answer.get("code") == "malformed":  # it is short, or the courier's silodp is one that knew no tickets
+            answer = self._send(name, {"frame": frames[name]}, deadline)
         reply, code = answer.get("reply"), answer.get("code")
         if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
         self.logger.warning(f"{name} did not answer: {code if isinstance(code, str) and code in CODES else 'silent'}")  # no word of its own
         return None
 
-    def _send(self, name: str, request: Shareable, timeout: float) -> Mapping[str, Any]:
+    def _offer(self, name: str, frames: Frames, deadline: float) -> Mapping[str, Any]:
+        self._offered[ticket := secrets.token_hex(16)] = lambda: frames[name]
+        try:
+            return self._send(name, {"ticket": ticket}, deadline)
+        finally:
+            self._offered.pop(ticket, None)
+
+    def _give(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """What was offered to this courier, once; whoever names no ticket that is out gets nothing."""
+        ticket = request.get("ticket")
+        offered = self._offered.pop(ticket, None) if isinstance(ticket, str) else None
+        return Shareable({"frame": DXO(DataKind.APP_DEFINED, {"frame": offered()})} if offered else {})
+
+    def _send(self, name: str, content: dict[str, Any], deadline: float) -> Mapping[str, Any]:
+        if (left := deadline - time.monotonic()) <= 0:
+            return {}
         with self._engine.new_context() as fl_ctx:
-            answers = self._engine.send_aux_request([name], TOPIC, request, timeout, fl_ctx, optional=True)
+            request = Shareable(content | {"timeout": left})
+            answers = self._engine.send_aux_request([name], TOPIC, request, left, fl_ctx, optional=True)
         return (answers or {}).get(name, {})

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 from silodp.host import metrics
 from silodp.host.frames import Frames
 from silodp.wire.many import Exchange
-from silodp.wire.socket import Unreached, _connect, _left, _receive
+from silodp.wire.socket import Incoming, Unreached, _connect, _left
 
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
 LONGEST = 3600.0
@@ -72,9 +72,9 @@ class Hub:
             try:
                 _connect(line, self.path, deadline)
                 _send(line, header, pieces, deadline)
-                more = True
+                incoming, more = Incoming(line), True
                 while more:
-                    found = _read(line, deadline)
+                    found = _read(incoming, deadline)
                     more = found[0].get("more")
                     begin = time.monotonic()
                     yield found
@@ -144,7 +144,7 @@ def serve_hub(
 
 def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]], removed: Callable[[], set[str]]) -> None:
     with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
-        header, frames = _read(line, time.monotonic() + GRACE)
+        header, frames = _read(Incoming(line), time.monotonic() + GRACE)
         if header["ask"] == "names":
             there = list(names())
             metrics.gauge("silodp_connected", len(there))
@@ -197,21 +197,21 @@ def _send(line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], 
         line.sendall(piece)
 
 
-def _read(line: socket.socket, deadline: float) -> tuple[dict, Mapping[str, bytes]]:
-    size = int.from_bytes(_receive(line, 4, deadline), "big")
+def _read(incoming: Incoming, deadline: float) -> tuple[dict, Mapping[str, bytes]]:
+    size = int.from_bytes(incoming.read(4, deadline), "big")
     if size > MAX_HEADER:
         raise _TooLong
-    header = json.loads(_receive(line, size, deadline))
+    header = json.loads(incoming.read(size, deadline))
     if not isinstance(header, dict):
         raise ValueError("a header is a table")
     sizes = [(str(name), int(length)) for name, length in header.get("frames", ())]
     end = int(header.get("end", 0))
     if end < 0 or any(length < 0 for _, length in sizes) or end + sum(length for _, length in sizes) > MAX_BYTES:
         raise _TooLong
-    frames = {name: _receive(line, length, deadline) for name, length in sizes}
+    frames = {name: incoming.read(length, deadline) for name, length in sizes}
     if not end:
         return header, frames
-    common = _receive(line, end, deadline)
+    common = incoming.read(end, deadline)
     return header, Frames({name: (frame, common) for name, frame in frames.items()})
 
 

@@ -7,9 +7,11 @@ replies by the silo, and whoever carries them is trusted by neither.
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 CODES = {
     "unreachable": "No gate listens at the socket, or this user may not open it.",
@@ -44,16 +46,47 @@ class Socket:
             try:
                 _connect(line, self.path, deadline)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the reply says why
-                    line.settimeout(_left(deadline))
-                    line.sendall(len(frame).to_bytes(4, "big") + frame)
-                size = int.from_bytes(_receive(line, 4, deadline), "big")
+                    for piece in (len(frame).to_bytes(4, "big"), frame):
+                        line.settimeout(_left(deadline))
+                        line.sendall(piece)
+                incoming = Incoming(line)
+                size = int.from_bytes(incoming.read(4, deadline), "big")
                 if size > self.limit:
                     raise Unreached("size")
-                return _receive(line, size, deadline)
+                return incoming.read(size, deadline)
             except TimeoutError:
                 raise Unreached("timeout") from None
             except OSError:
                 raise Unreached("closed") from None
+
+
+class Incoming:
+    """What comes over a line. Each byte is written once, to where it stays; memory for what was announced is used when it has come."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = _Line(line)
+        self._whole = io.BufferedReader(self._line)
+
+    def read(self, size: int, deadline: float) -> bytes:
+        """Exactly so many bytes."""
+        self._line.deadline = deadline
+        if len(found := self._whole.read(size)) < size:
+            raise ConnectionResetError
+        return found
+
+
+class _Line(io.RawIOBase):
+    """For the reader: as much as there is, until the deadline."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self.deadline = line, 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._line.settimeout(_left(self.deadline))
+        return self._line.recv_into(buffer)
 
 
 def _connect(line: socket.socket, path: str, deadline: float) -> None:
@@ -67,18 +100,6 @@ def _connect(line: socket.socket, path: str, deadline: float) -> None:
             raise
         except (OSError, ValueError):
             raise Unreached("unreachable") from None
-
-
-def _receive(line: socket.socket, size: int, deadline: float) -> bytes:
-    pieces, lacking = list[bytes](), size
-    while lacking > 0:
-        line.settimeout(_left(deadline))
-        piece = line.recv(min(lacking, 2**20))
-        if not piece:
-            raise ConnectionResetError
-        pieces.append(piece)
-        lacking -= len(piece)
-    return b"".join(pieces)
 
 
 def _left(deadline: float) -> float:

@@ -11,17 +11,20 @@ common, it is {"ask": "sharing", "end": bytes, ...}: that end follows the frames
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import math
 import os
+import queue
+import random
 import socket
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from silodp.host import metrics
 from silodp.host.frames import Frames
@@ -106,14 +109,68 @@ class Direct:
         return [name for name, path in self._gates.items() if _listens(path)]
 
 
-def ask_each(names: Sequence[str], ask: Callable[[str], T | None]) -> Iterator[tuple[str, T]]:
-    """What `ask` gives for each silo that it gives something for, as it comes: each in a thread of its own, so that a slow one delays nobody."""
-    with ThreadPoolExecutor(max(1, len(names))) as pool:
-        asked = {pool.submit(ask, name): name for name in names}
-        for done in as_completed(asked):
-            name = asked.pop(done)  # what was taken is let go of
-            if (found := done.result()) is not None:
-                yield name, found
+@dataclass(frozen=True)
+class Later:
+    """There is nothing yet: the silo has another turn after so many seconds."""
+
+    seconds: float
+
+
+class Turns(Generic[T]):
+    """What `ask(name, seconds left)` gives for each silo that it gives something for, as it comes: by at most `at_once` threads, however many silos there are.
+
+    Whoever has no thread waits for a turn, in an order that is drawn anew each time, and has what is then left of the time. A thread whose reply was not taken yet
+    asks nobody, so that no more than one reply a thread is held; and the time for which somebody uses a reply is not the silos'. What is on its way at the
+    end of the time has so many seconds `beyond` it.
+    """
+
+    def __init__(
+        self, names: Sequence[str], ask: Callable[[str, float], T | Later | None], timeout: float, *, at_once: int, beyond: float = 0.0
+    ) -> None:
+        self._ask, self._deadline, self._beyond, self._open = ask, time.monotonic() + timeout, beyond, True
+        self._due = [(0.0, place, name) for place, name in enumerate(random.sample(names, len(names)))]
+        self._threads, self._count, self._guard = min(at_once, len(names)), len(names), threading.Lock()
+        self._came: queue.Queue[tuple[str, T | None]] = queue.Queue(1)
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        for _ in range(self._threads):
+            threading.Thread(target=self._work, daemon=True).start()
+        try:
+            with contextlib.suppress(queue.Empty):
+                for _ in range(self._count):
+                    name, found = self._came.get(timeout=max(0.0, self._deadline + self._beyond - time.monotonic()))
+                    if found is not None:
+                        begin = time.monotonic()
+                        yield name, found
+                        self._deadline += time.monotonic() - begin
+                    del found  # what was taken is let go of
+        finally:
+            self._open = False
+
+    def _work(self) -> None:
+        while self._open:
+            with self._guard:
+                if not self._due:  # each that is left has a thread
+                    return
+                due, place, name = heapq.heappop(self._due)
+            time.sleep(max(0.0, min(due, self._deadline) - time.monotonic()))
+            if isinstance(found := self._turn(name), Later):
+                with self._guard:
+                    heapq.heappush(self._due, (time.monotonic() + found.seconds, place, name))
+            else:
+                self._give(name, found)
+            del found
+
+    def _turn(self, name: str) -> T | Later | None:
+        try:
+            return self._ask(name, left) if (left := self._deadline - time.monotonic()) > 0 else None
+        except Exception:  # a silo's, or the engine's
+            return None
+
+    def _give(self, name: str, found: T | None) -> None:
+        while self._open:
+            with contextlib.suppress(queue.Full):
+                return self._came.put((name, found), timeout=1.0)
 
 
 def serve_hub(

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import os
-import queue
 import re
 import signal
 import threading
@@ -43,7 +42,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from silodp.host import metrics
 from silodp.host.frames import Frames
-from silodp.wire.hub import GRACE, LONGEST, serve_hub
+from silodp.wire.hub import GRACE, LONGEST, Later, Turns, serve_hub
 from silodp.wire.many import LARGEST, ROOM
 from silodp.wire.socket import CODES, Socket, Unreached
 
@@ -63,6 +62,8 @@ clientapp = "silodp.wire.flower.app:client"
 ERRORS = {code: 1001 + i for i, code in enumerate((*CODES, "courier", "bundle"))}
 """Every code with which a courier replies in a gate's place, and its number: those of the socket, a failure of its own, a strange bundle."""
 POLL = 0.1
+AT_ONCE = 16
+"""Replies that are looked for, and read, at once: each takes a thread while it is."""
 STOP = threading.Event()
 
 client, server = ClientApp(), ServerApp()
@@ -158,33 +159,19 @@ def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> Iterato
         records = [RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})}) for name in batch]
         messages = [Message(record, nodes[name], "query.ask", ttl=timeout + GRACE) for name, record in zip(batch, records, strict=True)]
         sent += list(grid.push_messages(messages)) or [""] * len(batch)
-    came: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+    pushed, pauses = dict(zip(asked, sent, strict=True)), dict.fromkeys(asked, POLL)
 
-    def wait(name: str, sent: str) -> None:
-        try:
-            came.put(listen(name, sent))
-        except Exception:  # a silo's, or the engine's
-            came.put(None)
+    def pull(name: str, left: float) -> bytes | Later | None:
+        for reply in grid.pull_messages([pushed[name]]) if pushed[name] else ():  # Flower reads a reply to its end before it gives another
+            if isinstance(frame := _frame(reply), bytes) and len(frame) <= LARGEST:
+                return frame
+            code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
+            print(f"courier: {name} replies with {code}", flush=True)
+            return None
+        pauses[name] = min(1.3 * pauses[name], 1.0)
+        return Later(pauses[name]) if pushed[name] else None
 
-    def listen(name: str, sent: str) -> tuple[str, bytes] | None:
-        pause = POLL
-        while sent and time.monotonic() < deadline:
-            for reply in grid.pull_messages([sent]):
-                if isinstance(frame := _frame(reply), bytes) and len(frame) <= LARGEST:
-                    return name, frame
-                code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
-                print(f"courier: {name} replies with {code}", flush=True)
-                return None
-            time.sleep(pause)
-            pause = min(1.3 * pause, 1.0)
-        return None
-
-    for pair in zip(asked, sent, strict=True):
-        threading.Thread(target=wait, args=pair, daemon=True).start()  # Flower reads a reply to its end before it gives another
-    with contextlib.suppress(queue.Empty):
-        for _ in asked:
-            if found := came.get(timeout=max(0.0, deadline - time.monotonic())):
-                yield found
+    yield from Turns(asked, pull, deadline - time.monotonic(), at_once=AT_ONCE)
 
 
 def _batch(names: list[str], frames: Frames) -> list[str]:

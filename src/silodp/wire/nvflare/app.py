@@ -28,7 +28,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from silodp.host import metrics
 from silodp.host.frames import Frames
-from silodp.wire.hub import LONG, LONGEST, ask_each, serve_hub
+from silodp.wire.hub import GRACE, LONG, LONGEST, Turns, serve_hub
 from silodp.wire.many import LARGEST
 from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
@@ -38,6 +38,8 @@ from silodp.wire.socket import CODES, Socket, Unreached
 TOPIC, FETCH = "silodp", "silodp_fetch"
 DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
 COMMANDS = "_net_manager:"
+AT_ONCE = 256
+"""Silos that are asked at once: each takes two threads of the engine's process until it has answered. The others wait for their turn."""
 PING = 10.0
 """Seconds in which a courier that is there says so."""
 
@@ -158,28 +160,31 @@ class ServerHub(FLComponent):
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its heartbeats are missed."""
-        there = ask_each(self._registered(), lambda name: "code" in self._send(name, {}, time.monotonic() + PING) or None)
-        return sorted(name for name, _ in there)
+        return sorted(name for name, _ in Turns(self._registered(), self._answers, GRACE - PING, at_once=AT_ONCE))
+
+    def _answers(self, name: str, left: float) -> bool | None:
+        return "code" in self._send(name, {}, min(left, PING)) or None
 
     def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
         """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one waits for the answer, in a thread."""
-        known, given, deadline = [name for name in self._registered() if name in frames], Frames.of(frames), time.monotonic() + timeout
-        return ask_each(known, lambda name: self._ask(name, given, deadline))
+        known, given = [name for name in self._registered() if name in frames], Frames.of(frames)
+        return iter(Turns(known, lambda name, left: self._ask(name, given, left), timeout, at_once=AT_ONCE, beyond=GRACE / 2))
 
-    def _ask(self, name: str, frames: Frames, deadline: float) -> bytes | None:
-        answer = self._offer(name, frames, deadline) if frames.size(name) >= LONG else {"code": "malformed"}
+    def _ask(self, name: str, frames: Frames, left: float) -> bytes | None:
+        deadline = time.monotonic() + left
+        answer = self._offer(name, frames, left) if frames.size(name) >= LONG else {"code": "malformed"}
         if answer.get("code") == "malformed":  # it is short, or the courier's silodp is one that knew no tickets
-            answer = self._send(name, {"frame": frames[name]}, deadline)
+            answer = self._send(name, {"frame": frames[name]}, deadline - time.monotonic())
         reply, code = answer.get("reply"), answer.get("code")
         if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
         self.logger.warning(f"{name} did not answer: {code if isinstance(code, str) and code in CODES else 'silent'}")  # no word of its own
         return None
 
-    def _offer(self, name: str, frames: Frames, deadline: float) -> Mapping[str, Any]:
+    def _offer(self, name: str, frames: Frames, left: float) -> Mapping[str, Any]:
         self._offered[ticket := secrets.token_hex(16)] = lambda: frames[name]
         try:
-            return self._send(name, {"ticket": ticket}, deadline)
+            return self._send(name, {"ticket": ticket}, left)
         finally:
             self._offered.pop(ticket, None)
 
@@ -189,8 +194,8 @@ class ServerHub(FLComponent):
         offered = self._offered.pop(ticket, None) if isinstance(ticket, str) else None
         return Shareable({"frame": DXO(DataKind.APP_DEFINED, {"frame": offered()})} if offered else {})
 
-    def _send(self, name: str, content: dict[str, Any], deadline: float) -> Mapping[str, Any]:
-        if (left := deadline - time.monotonic()) <= 0:
+    def _send(self, name: str, content: dict[str, Any], left: float) -> Mapping[str, Any]:
+        if left <= 0:
             return {}
         with self._engine.new_context() as fl_ctx:
             request = Shareable(content | {"timeout": left})

@@ -11,7 +11,7 @@ import pytest
 
 from silodp.host.frames import Frames
 from silodp.wire import hub
-from silodp.wire.hub import Hub, serve_hub
+from silodp.wire.hub import Hub, Later, Turns, serve_hub
 from silodp.wire.socket import Unreached
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
@@ -173,3 +173,62 @@ def test_an_end_that_all_frames_share_crosses_the_socket_once_and_belongs_to_eac
         with pytest.raises(Unreached, match="size"):
             line.exchange(whole, PATIENCE)
     assert seen == [whole, {"bb": whole["bb"]}]
+
+
+def test_many_silos_take_turns_with_a_few_threads_and_all_are_heard():
+    busy, most, guard, asked = 0, 0, threading.Lock(), []
+
+    def ask(name, left):
+        nonlocal busy, most
+        with guard:
+            asked.append(name)
+            busy += 1
+            most = max(most, busy)
+        time.sleep(0.002)
+        with guard:
+            busy -= 1
+        if name == "s7":
+            raise RuntimeError("of one silo alone")
+        return None if name == "s8" else Later(0.01) if name == "s9" and asked.count("s9") < 3 else name.encode()
+
+    names = [f"s{i}" for i in range(50)]
+    found = dict(Turns(names, ask, PATIENCE, at_once=4))
+    assert found == {name: name.encode() for name in names if name not in ("s7", "s8")}
+    assert 1 <= most <= 4
+    assert asked.count("s9") == 3
+    assert len(asked) == 52
+    orders = []
+    for _ in range(2):
+        list(Turns(names, lambda name, left: orders.append(name), PATIENCE, at_once=1))
+    assert sorted(orders[:50]) == sorted(orders[50:]) == sorted(names)
+    assert orders[:50] != orders[50:], "the order is drawn anew; that two of 50 are alike has probability 1 / 50!"
+    assert list(Turns([], ask, PATIENCE, at_once=4)) == []
+
+
+def test_a_reply_that_nobody_takes_keeps_its_thread_from_asking_and_that_time_is_not_the_silos():
+    asked, began = [], time.monotonic()
+
+    def ask(name, left):
+        asked.append((name, left))
+        return name
+
+    turns = iter(Turns([f"s{i}" for i in range(30)], ask, PATIENCE, at_once=3))
+    next(turns)
+    time.sleep(0.3)
+    assert len(asked) <= 1 + 1 + 3, "one was taken, one lies ready, and each thread has one"
+    assert len(list(turns)) == 29
+    assert min(left for _, left in asked[-20:]) >= PATIENCE - (time.monotonic() - began - 0.3), "what was waited for here is given back"
+
+
+def test_who_has_no_turn_before_the_time_is_over_is_left_out_and_what_is_on_its_way_may_come_later():
+    gate, began = threading.Event(), time.monotonic()
+
+    def ask(name, left):
+        gate.wait({"slow": 0.4, "hung": PATIENCE}.get(name, min(left, 0.2)))
+        return name if name in ("slow", "hung") else None
+
+    assert list(Turns([f"s{i}" for i in range(1000)], ask, 0.5, at_once=2)) == []
+    assert time.monotonic() - began < 60
+    assert list(Turns(["slow"], ask, 0.2, at_once=2, beyond=PATIENCE)) == [("slow", "slow")]
+    assert list(Turns(["hung"], ask, 0.2, at_once=2)) == []
+    gate.set()

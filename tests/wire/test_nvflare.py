@@ -1,5 +1,6 @@
 """A real NVFlare server and three clients with mutual TLS on loopback; the gates are stand-ins that give a frame back reversed."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -21,9 +22,10 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.shareable import Shareable
 
 from silodp.core.errors import BadInput
+from silodp.host.frames import Frames
 from silodp.wire.hub import Hub, serve_hub
 from silodp.wire.nvflare import kits, site
-from silodp.wire.nvflare.app import TOPIC, Courier
+from silodp.wire.nvflare.app import FETCH, TOPIC, Courier, ServerHub
 from silodp.wire.site import group_runs
 from silodp.wire.socket import CODES
 
@@ -149,6 +151,66 @@ def test_each_silo_gets_its_own_frame_and_replies_come_back_intact(hub, floats):
     frames = {name: os.urandom(4 * floats) for name in SILOS}
     assert hub.names() == SILOS
     assert hub.exchange(frames, PATIENCE) == {name: frame[::-1] for name, frame in frames.items()}
+
+
+def test_a_long_question_is_fetched_and_no_log_has_it(hub, folder):
+    frames = dict.fromkeys(SILOS, bytes(range(256)) * 20_000)
+    assert hub.exchange(frames, PATIENCE) == {name: frame[::-1] for name, frame in frames.items()}
+    logs = [*folder.glob("*.log"), *(folder / "kits").rglob("*log*.txt")]
+    assert len(logs) >= 2 * len(SILOS)
+    assert [str(log) for log in logs if b"aux reply" in (text := log.read_bytes()) or len(text) > 1e6] == []
+
+
+def test_a_ticket_is_good_once_and_nothing_of_the_servers_but_a_ticket_goes_back(gates, tmp_path):
+    hub, told = ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed")), []
+    courier, frame = Courier(str(gates["a"])), b"question" * 2**18
+
+    class Server:
+        def new_context(self):
+            return contextlib.nullcontext()
+
+        def send_aux_request(self, targets, topic, request, timeout, fl_ctx, optional):
+            told.append(sorted(request))
+            return {"a": courier._carry(topic, request, Context())}
+
+    class Client:
+        def send_aux_request(self, topic, request, timeout, fl_ctx):
+            told.append(topic)
+            found, again = hub._give(topic, request, None), hub._give(topic, request, None)
+            assert "frame" in found
+            assert "frame" not in again
+            return found
+
+    class Context:
+        def get_engine(self):
+            return Client()
+
+    hub._engine = Server()
+    assert hub._ask("a", Frames.of({"a": frame}), PATIENCE) == frame[::-1]
+    assert told == [["__headers__", "ticket", "timeout"], FETCH]
+    assert hub._offered == {}
+    told.clear()
+    for ticket in ("../secret", "0" * 33, "", 7, {"a": 1}, None):
+        assert _carry(courier, ticket=ticket, timeout=1.0) == {"code": "malformed"}
+        assert "frame" not in hub._give(FETCH, Shareable({"ticket": ticket}), None)
+    assert told == []
+    assert hub._ask("a", Frames.of({"a": b"short"}), PATIENCE) == b"trohs"
+    assert told == [["__headers__", "frame", "timeout"]]
+    assert hub._ask("a", Frames.of({"a": b"short"}), -1.0) is None
+
+
+def test_a_courier_that_knows_no_tickets_is_sent_the_frame_itself(tmp_path):
+    hub, frame = ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed")), bytes(2**21)
+
+    class Server:
+        def new_context(self):
+            return contextlib.nullcontext()
+
+        def send_aux_request(self, targets, topic, request, timeout, fl_ctx, optional):
+            return {"a": {"reply": request["frame"]} if "frame" in request else {"code": "malformed"}}
+
+    hub._engine = Server()
+    assert hub._ask("a", Frames.of({"a": frame}), PATIENCE) == frame
 
 
 def test_a_silo_whose_gate_is_missing_is_the_only_one_missing(hub, gates):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from silodp.core.errors import BadInput
+from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
 from silodp.core.protocol.refusals import CODES
 from silodp.server.approval import MOVED, OLDER
 
@@ -112,6 +113,15 @@ class Sending:
 def believed(code: str, digest: str, frame: bytes) -> bool:
     """Whether a signed refusal is of this very frame: it names the whole of it, or another envelope around the body would do."""
     return digest == hashlib.sha256(frame).hexdigest() or (not digest and code in UNBOUND)
+
+
+def refused(raw: bytes, key: str, frame: bytes) -> str | None:
+    """The code of a refusal of this frame by whoever has the key, of what is to be answered in another form than questions are; "forged" for a reply that
+    is none, and None for what is no reply. Raises Refused as `decode_reply` does."""
+    if raw[:4] != REPLY:
+        return None
+    found = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
+    return found.code if isinstance(found, Refusal) and believed(found.code, found.digest, frame) else "forged"
 
 
 def why(codes: Mapping[str, str]) -> str:

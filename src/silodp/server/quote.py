@@ -21,11 +21,11 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.card import Card
-from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
+from silodp.core.protocol.codec import OVERHEAD
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.core.sampling import Sampling
 from silodp.server.approval import MOVED, OLDER, approves
-from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, believed
+from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, refused
 from silodp.server.plan import Plan
 
 ATTEMPTS = 5
@@ -100,11 +100,11 @@ class Holds:
 
     def _take(self) -> None:
         for attempt in range(1, ATTEMPTS + 1):
-            refused = self._all()
-            if refused is None:
+            said_no = self._all()
+            if said_no is None:
                 return
             self.release()
-            name, reply = refused
+            name, reply = said_no
             if reply.code != "taken" or attempt == ATTEMPTS:
                 raise BadInput(self._sentence(name, reply))
             self._pause(random.SystemRandom().uniform(0, 0.25 * 2**attempt))
@@ -167,11 +167,8 @@ class Holds:
     def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
         """What the silo of this card has signed about this frame, whose hold has this id; "forged" for whatever else came."""
         try:
-            if raw[:4] == REPLY:
-                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=card.key)
-                if isinstance(refusal, Refusal) and believed(refusal.code, refusal.digest, frame):
-                    return refusal.code
-                return "forged"
+            if code := refused(raw, card.key, frame):
+                return code
             reply = decode_hold_reply(raw, silo_key=card.key)
         except Refused:
             return "forged"

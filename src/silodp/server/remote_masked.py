@@ -18,12 +18,12 @@ import torch
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.card import Card
-from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Answer, Envelope, Refusal, Sealed, decode_reply
+from silodp.core.protocol.codec import Answer, Envelope, Sealed
 from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
 from silodp.core.weights import Weights
-from silodp.server.asking import Carrier, believed
+from silodp.server.asking import Carrier, refused
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
 from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total, maybe_charged
@@ -129,9 +129,8 @@ class MaskedRemote(Remote):
         """The key that the silo has signed for this run; or the code of a refusal, or "forged"."""
         card = self._cards[silo]
         try:
-            if raw[:4] == REPLY:
-                refusal = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=card.key)
-                return refusal.code if isinstance(refusal, Refusal) and believed(refusal.code, refusal.digest, frame) else "forged"
+            if code := refused(raw, card.key, frame):
+                return code
             offer = decode_offer(raw, silo_key=card.key)
         except Refused:
             return "forged"

@@ -62,8 +62,8 @@ clientapp = "silodp.wire.flower.app:client"
 ERRORS = {code: 1001 + i for i, code in enumerate((*CODES, "courier", "bundle"))}
 """Every code with which a courier replies in a gate's place, and its number: those of the socket, a failure of its own, a strange bundle."""
 POLL = 0.1
-AT_ONCE = 16
-"""Replies that are looked for, and read, at once: each takes a thread while it is."""
+AT_ONCE = 64
+"""Replies that are looked for, and read, at once, in a thread each: so many silos that reply by halves would make the others wait until Flower gives up on one."""
 STOP = threading.Event()
 
 client, server = ClientApp(), ServerApp()

@@ -10,6 +10,7 @@ logs or not, and of 40 MB that takes longer than to carry them. What is asked fo
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 import time
@@ -101,7 +102,7 @@ class Courier(FLComponent):
             if not isinstance(timeout, float) or not 0 < timeout <= LONGEST:
                 raise _Malformed
             deadline = time.monotonic() + timeout
-            frame = self._fetched(ticket, timeout, fl_ctx) if (ticket := request.get("ticket")) else request.get("frame")
+            frame = self._fetched(ticket, timeout, fl_ctx) if isinstance(ticket := request.get("ticket"), str) else request.get("frame")
             if not isinstance(frame, bytes):
                 raise _Malformed
             answer["reply"] = self._gate.ask(frame, deadline - time.monotonic())
@@ -114,8 +115,10 @@ class Courier(FLComponent):
         metrics.count("silodp_carried_total", code=answer.get("code", "replied"))
         return answer
 
-    def _fetched(self, ticket: object, timeout: float, fl_ctx: FLContext) -> object:
-        """The long frame that the server holds for whoever has this ticket."""
+    def _fetched(self, ticket: str, timeout: float, fl_ctx: FLContext) -> object:
+        """The long frame that the server holds for whoever has this ticket. Nothing of the server's is sent back to it but such a word."""
+        if not re.fullmatch("[0-9a-f]{32}", ticket):
+            return None
         engine: Any = fl_ctx.get_engine()
         found = engine.send_aux_request(FETCH, Shareable({"ticket": ticket}), timeout, fl_ctx).get("frame")
         return found.data.get("frame") if isinstance(found, DXO) and isinstance(found.data, dict) else None

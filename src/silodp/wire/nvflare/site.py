@@ -158,7 +158,8 @@ def _log() -> dict:
         "disable_existing_loggers": False,
         "formatters": {"line": line},
         "handlers": {"file": file},
-        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}},
+        # the client's engine would write down what the server answers, however long it is
+        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}, "nvflare.private.fed.client.client_engine": {"level": "WARNING"}},
     }
 
 

@@ -52,15 +52,16 @@ def stand_in(path: str, number: int, count: int, dim: int) -> None:
                 line.sendall(len(reply).to_bytes(4, "big") + reply)
 
 
-def engine_cpu(folder: Path) -> float:
-    """Seconds of the processor that processes with a word about this folder have used, but for the stand-ins."""
-    ticks = 0
+def engine(folder: Path) -> tuple[float, float]:
+    """Seconds of the processor that processes with a word about this folder have used, but for the stand-ins, and the most memory of one of them in GiB."""
+    ticks, most = 0, 0
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes()
             if str(folder).encode() in words and b"--stand-in" not in words:
                 ticks += sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+                most = max(most, int((place / "status").read_text().partition("VmHWM:")[2].split()[0]))
+    return ticks / os.sysconf("SC_CLK_TCK"), most / 2**20
 
 
 def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
@@ -87,16 +88,16 @@ def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
         )
         fed, w = Federation(remote, Everyone(count)), torch.randn(1, dim)
         for number in range(1, rounds + 1):
-            before, engine, begin, used = journal.path.stat().st_size, engine_cpu(folder), time.perf_counter(), time.process_time()
+            before, (spent, _), begin, used = journal.path.stat().st_size, engine(folder), time.perf_counter(), time.process_time()
             w = w - 0.1 * fed.mean(Query(Grad(w), Gaussian("minibatch", 1.0, 1.0)))
             beside = (folder / "replies").stat().st_size
             journal.iterate(number, "0" * 64)
             wall, used = time.perf_counter() - begin, time.process_time() - used
-            engine = engine_cpu(folder) - engine
+            now, most = engine(folder)
             busy = max(float(out.readline()) for out in outs)
             print(
                 f"{name}, {count} silos, {dim:,} parameters, round {number}: {wall - busy:.2f} s of plumbing ({wall:.2f} s, of which the slowest silo {busy:.2f} s; "
-                f"CPU: server {used:.2f} s, engine {engine:.2f} s), {(journal.path.stat().st_size - before) / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
+                f"CPU: server {used:.2f} s, engine {now - spent:.2f} s, whose largest process has had {most:.2f} GiB), {(journal.path.stat().st_size - before) / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
                 flush=True,
             )
 

@@ -28,8 +28,9 @@ from silodp.wire.tunnel import tunnel
 HEARTBEAT, LOST = 2, 8
 """Seconds between a client's signs of life, and without one after which the server no longer lists it."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
-SAFE = {"PYTHONSAFEPATH": "1"}
-"""What `-P` is for us, for the processes that the engine starts: no code from the current folder."""
+SAFE = {"PYTHONSAFEPATH": "1", "MALLOC_ARENA_MAX": "2"}
+"""What `-P` is for us, for the processes that the engine starts: no code from the current folder. And memory that one of its many threads has let go of is
+there for the others, or each would keep a frame's worth."""
 
 
 # --- kits -----------------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,20 @@
 """Machines for a deployment, on this one: each has a network of its own, users, folders and processes of its own, and this machine's programs.
 
 A machine is a network namespace at a bridge, and an init process with a file system that is a layer over this machine's: what is written there is
-gone with it. It needs root, and a kernel that gives namespaces and overlays; `why_not` says what is missing.
+gone with it. Init is systemd itself where there is systemd-nspawn to boot it, so that units run under it with all that they ask for; elsewhere, or with
+SILODP_STAND_IN set, a small stand-in (`systemctl.py`). It needs root, and a kernel that gives namespaces and overlays; `why_not` says what is missing.
 """
 
+import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -26,19 +30,34 @@ while True:
     except ChildProcessError:
         pass
 """
-SETUP = """
+FRESH = ("/var/lib", "/srv", "/mnt", "/opt")
+LAYER = """
 set -eu
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$1"
 cd "$1" && mkdir up work root
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" root
+"""
+SETUP = f"""{LAYER}
 mount -t proc proc root/proc
 mount --rbind /dev root/dev
-for place in run var/lib srv mnt opt; do mount -t tmpfs -o mode=755 tmpfs "root/$place"; done
+for place in run {" ".join(place[1:] for place in FRESH)}; do mount -t tmpfs -o mode=755 tmpfs "root/$place"; done
 mount -t tmpfs -o mode=1777 tmpfs root/tmp
 ip link set lo up
 exec chroot root "$2" -c "$3"
 """
+PYTHON = "/usr/local/python"
+"""Where a machine with systemd has this Python, whose library it then finds by LD_LIBRARY_PATH: a unit may not see /root, below which it may lie."""
+BOOT = f"""{LAYER}
+rm -rf root/etc/systemd/system/*.wants root/etc/machine-id root/etc/resolv.conf
+mkdir -p root/etc/systemd/system.conf.d root{PYTHON}
+echo uninitialized > root/etc/machine-id
+printf '[Manager]\\nDefaultEnvironment=OMP_NUM_THREADS=1 LD_LIBRARY_PATH={PYTHON}/lib\\n' > root/etc/systemd/system.conf.d/test.conf
+exec systemd-nspawn --quiet --directory=root --boot --register=no --keep-unit --resolv-conf=off --timezone=off --link-journal=no --capability=all \
+    --machine="$2" --network-namespace-path="/run/netns/$3" --bind-ro="$4:{PYTHON}" {" ".join(f"--tmpfs={place}:mode=755" for place in FRESH)} \
+    systemd.unit=basic.target
+"""
+SYSTEMD = bool(shutil.which("systemd-nspawn")) and "SILODP_STAND_IN" not in os.environ
 
 
 def run(*words, **how):
@@ -101,6 +120,27 @@ class Machine:
         run("ip", "link", "set", end, "master", bridge, "up")
         run("ip", "-n", self._net, "addr", "add", f"{address}/24", "dev", "eth0")
         run("ip", "-n", self._net, "link", "set", "eth0", "up")
+        (self._boot if SYSTEMD else self._stand_in)()
+        self.write("/etc/hosts", f"127.0.0.1 localhost\n{self._hosts}")
+        software = {Path(sys.base_prefix), Path(sys.prefix), HERE}
+        self.sh("\n".join(f"chmod o+x {folder}" for path in software for folder in path.parents if folder != folder.parent))
+        if not SYSTEMD:
+            program = f"#!{os.path.realpath(sys.executable)}\n" + (HERE / "systemctl.py").read_text()
+            self.write("/usr/local/bin/systemctl", program, mode=0o755)
+
+    def _boot(self) -> None:
+        """Until systemd has reached its basic target."""
+        words = ["unshare", "--mount", "sh", "-c", BOOT, "sh", self._top, self._net, self._net, sys.base_prefix]
+        self._init = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while not self.pid or "basic.target" not in self.sh("systemctl is-active --quiet basic.target && echo basic.target", check=False):
+            assert self._init.poll() is None, f"{self.name} did not start"
+            assert time.monotonic() < deadline, f"{self.name} does not come up"
+            time.sleep(0.2)
+            found = subprocess.run(["pgrep", "-P", str(self._init.pid)], capture_output=True, text=True, check=False).stdout.split()
+            self.pid = int(found[0]) if found and _name(int(found[0])) == "systemd" else 0
+
+    def _stand_in(self) -> None:
         words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "sh", "-c", SETUP, "sh", self._top]
         self._init = subprocess.Popen(
             ["ip", "netns", "exec", self._net, *words, os.path.realpath(sys.executable), INIT], stdout=subprocess.PIPE, text=True
@@ -109,14 +149,10 @@ class Machine:
         assert self._init.stdout.readline() == "ready\n", f"{self.name} did not start"
         (unshare,) = run("pgrep", "-P", str(self._init.pid)).split() if _name(self._init.pid) != "unshare" else [str(self._init.pid)]
         self.pid = int(run("pgrep", "-P", unshare).split()[0])
-        self.write("/etc/hosts", f"127.0.0.1 localhost\n{self._hosts}")
-        software = {Path(sys.base_prefix), Path(sys.prefix), HERE}
-        self.sh("\n".join(f"chmod o+x {folder}" for path in software for folder in path.parents if folder != folder.parent))
-        self.write("/usr/local/bin/systemctl", f"#!{os.path.realpath(sys.executable)}\n" + (HERE / "systemctl.py").read_text(), mode=0o755)
 
     def sh(self, script: str, *, check: bool = True, within: str = "/root", timeout: float = 900.0) -> str:
         """What the script prints; with `check` its exit code must be 0. PATH is that of a login, with this Python's own folder first."""
-        path = f"{sys.base_prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = f"{PYTHON if SYSTEMD else sys.base_prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "COLUMNS": "200"} | PIP
         done = subprocess.run(
             [*self._enter, f"--wd={self.root}{within}", "bash", "-euo", "pipefail", "-c", textwrap.dedent(script)],
@@ -142,12 +178,21 @@ class Machine:
         place.write_bytes(content.encode() if isinstance(content, str) else content)
         place.chmod(mode)
 
+    def main_process(self, unit: str) -> int:
+        return int(self.sh(f"systemctl show --property MainPID --value {unit}"))
+
+    def logs(self) -> str:
+        return self.sh("journalctl --no-pager --lines 60" if SYSTEMD else "tail -n 30 /run/units/*.log", check=False)
+
     def end(self) -> None:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         if self._init:
             self._init.kill()
             self._init.wait()
-            assert self._init.stdout is not None
-            self._init.stdout.close()
+            if self._init.stdout is not None:
+                self._init.stdout.close()
         subprocess.run(["ip", "netns", "del", self._net], check=False, capture_output=True)
         shutil.rmtree(self._top, ignore_errors=True)
 

@@ -162,6 +162,8 @@ def main(command, *words):
     names = [word.removesuffix(".service") for word in words if not word.startswith("--")]
     if command == "begin":
         return begin(names[0])
+    if command == "show":  # the main process alone
+        return print((PIDS / names[-1]).read_text())
     if command == "restart":
         return max(max(stop(name), start(name)) for name in names)
     if command == "stop":

@@ -22,8 +22,13 @@ Inputs = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
 
 
 def run(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function for tensors like this one: on a GPU as it is, for there torch's interpreter may join operations and round otherwise."""
-    return function if like.is_cuda else _compiled(function)
+    """The function for tensors like this one: as it is on a GPU, or with a torch that does so on a processor, where torch's interpreter may join
+    operations and round otherwise."""
+    return function if like.is_cuda or _joins() else _compiled(function)
+
+
+_joins: Callable[[], bool] = getattr(torch._C, "_jit_can_fuse_on_cpu", lambda: True)
+"""Whether torch's interpreter may join operations on a processor, as builds with LLVM do."""
 
 
 @functools.cache

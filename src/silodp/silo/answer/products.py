@@ -116,14 +116,15 @@ class Products:
         Made as every answer would make it, of the same chunks; for a sum of these records alone. Empty where it would be more than KEPT numbers.
         """
         fixed = {name: layer for name, layer in self._layers.items() if not layer.made and not layer.depends and layer.places == 1}
-        if not fixed or len(x) * sum(layer.width + 1 for layer in fixed.values()) > KEPT:
+        each = sum(layer.width + 4 for layer in fixed.values())  # a record's integers, a bias's among them, and three of their lengths
+        if not fixed or len(x) * each > KEPT:
             return []
         start, found = self._tracer.parameters(self._problem.initial([0])), list[Known]()
         with self._fixed(), pinned(1):
             for rows in x.split(self.chunk):
                 _, seen = self._tracer.forward(start, self._own(rows).float())
-                each = ((layer, seen[name][0].detach(), seen[name][1].detach()) for name, layer in fixed.items())
-                found.append({layer: gridded(layer, [factors_of(layer.module, a, e)[0]], self.chunk) for layer, a, e in each})
+                given = ((layer, seen[name][0].detach(), seen[name][1].detach()) for name, layer in fixed.items())
+                found.append({layer: gridded(layer, [factors_of(layer.module, a, e)[0]], self.chunk) for layer, a, e in given})
         return found
 
     # --- integers -----------------------------------------------------------------------------------------------------------------
@@ -206,15 +207,15 @@ class Products:
         return lengths(n, self.chunk)
 
     def rows(self, points: list[Tensor], clip: float, gamma: float):
-        """Every number that is made of each record, floats and integers, as rows: for `slots.verify`."""
+        """Every number that is made of each record of a chunk, floats and integers, of what is known of them too, as rows: for `slots.verify`."""
         parameters = [self._tracer.parameters(w) for w in points]
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             x, y = self._own(x), self._own(y)
             with self._fixed():
-                chunk, kept = self._records(parameters, x, y, clip, gamma)
+                found = [self._records(parameters, x, y, clip, gamma, known=known) for known in (None, *self.known(x))]
                 floats = [t.flatten(1).double() for w in parameters for _, *both in self._traced(w, x, y) for t in both]
-            return torch.cat([chunk.numbers() * kept[:, None], *floats], 1).cpu()
+            return torch.cat([*(chunk.numbers() * kept[:, None] for chunk, kept in found), *floats], 1).cpu()
 
         return rows
 

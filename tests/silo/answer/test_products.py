@@ -213,6 +213,22 @@ def test_what_is_known_of_records_changes_no_bit(made, monkeypatch):
     assert made.known(x) == []
 
 
+def test_a_gate_tries_what_it_keeps_of_its_records(monkeypatch):
+    """Planted: what is kept of a record follows from the last of its chunk."""
+    made = Products.known
+
+    def gate():
+        return Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N))
+
+    def mixed(self, x):
+        return [{layer: (a + (a[-1:] > 0), *more) for layer, (a, *more) in chunk.items()} for chunk in made(self, x)]
+
+    assert gate()._known
+    monkeypatch.setattr(Products, "known", mixed)
+    with pytest.raises(BadInput, match="does not serve"):
+        gate().verify()
+
+
 def test_stretched_gradients_are_clipped_as_those_of_a_shorter_clip(made):
     """In parts of which R are the clip, as totals ask: what is verified is R, whatever the clip."""
     data, of, radius = records(), made._problem, 3 * 2.0**22

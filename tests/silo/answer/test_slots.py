@@ -19,7 +19,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, GroupScore, Histogram, Moments, Score
 from silodp.host.extension import load
-from silodp.silo.answer import exact, lattice, products, slots
+from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, lattice_step, quantised
 from silodp.silo.answer.integers import level_bits
 from silodp.silo.data.records import Records
@@ -368,19 +368,6 @@ def test_a_gate_tries_its_kernels_before_it_serves(name):
     answerer(name).verify()
     with pytest.raises(BadInput, match="does not serve"):
         answerer(name, of=Mixing).verify()
-
-
-def test_a_gate_tries_what_it_keeps_of_its_records(monkeypatch):
-    """Planted: what is kept of a record follows from the last of its chunk."""
-    made = products.Products.known
-
-    def mixed(self, x):
-        return [{layer: (a + (a[-1:] > 0), *more) for layer, (a, *more) in chunk.items()} for chunk in made(self, x)]
-
-    assert answerer("mlp")._known
-    monkeypatch.setattr(products.Products, "known", mixed)
-    with pytest.raises(BadInput, match="does not serve"):
-        answerer("mlp").verify()
 
 
 class MixingAway(Mixing):

@@ -21,7 +21,6 @@ from silodp.host.schema import load_schema
 from silodp.host.site import for_unit
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.masking import Masking
-from silodp.silo.service.pause import paused, set_paused
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
 
@@ -181,6 +180,8 @@ def resume(policy: PolicyFile, as_json: Json = False) -> None:
 
 def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
     rules = Policy.load(policy)
+    from silodp.silo.service.pause import set_paused  # which looks after files as Unix alone does
+
     set_paused(policy, wanted)
     tell({"silo": rules.silo, "paused": wanted}, as_json, said)
 
@@ -191,6 +192,8 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
+    from silodp.silo.service.pause import paused
+
     rules, place = Policy.load(policy), Place.load(policy)
     runs, opened, words = running(place.ledger), DurableLedger.open(Path(place.ledger)), tally(place.log)
     count, head = opened.head()

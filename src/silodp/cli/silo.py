@@ -179,9 +179,9 @@ def resume(policy: PolicyFile, as_json: Json = False) -> None:
 
 
 def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
-    rules = Policy.load(policy)
     from silodp.silo.service.pause import set_paused  # which looks after files as Unix alone does
 
+    rules = Policy.load(policy)
     set_paused(policy, wanted)
     tell({"silo": rules.silo, "paused": wanted}, as_json, said)
 

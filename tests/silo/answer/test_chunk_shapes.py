@@ -120,7 +120,9 @@ def test_whatever_is_asked_the_model_and_its_records_are_in_shapes_that_were_tri
 def test_products_are_made_in_the_chunks_that_were_tried(chunks, monkeypatch):
     seen, records = set(), Products._records
     monkeypatch.setattr(
-        Products, "_records", lambda self, points, x, *rest: seen.add((len(points), *x.shape)) or records(self, points, x, *rest)
+        Products,
+        "_records",
+        lambda self, points, x, *rest, **more: seen.add((len(points), *x.shape)) or records(self, points, x, *rest, **more),
     )
     monkeypatch.setattr("silodp.silo.answer.products.MOST", 16)
     asked = answerer(nn.Sequential(nn.Linear(FEATURES, 10), nn.Tanh(), nn.Linear(10, 1)), False)

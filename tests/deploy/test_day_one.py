@@ -20,11 +20,8 @@ import numpy as np
 import pytest
 from machines import Network, why_not
 
-pytestmark = [
-    pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="long; needs SILODP_LONG=1"),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.xdist_group("deploy"),
-]
+LACKING = why_not() if "SILODP_LONG" in os.environ else "long; needs SILODP_LONG=1"  # to try takes a machine's start, in every worker
+pytestmark = [pytest.mark.skipif(bool(LACKING), reason=LACKING), pytest.mark.xdist_group("deploy")]
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^ *<!-- (?P<step>\d+) (?P<who>\w+)(?: (?P<engine>\w+))? -->\n *```\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)

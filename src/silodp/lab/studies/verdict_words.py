@@ -13,7 +13,7 @@ noisy steps a round as such a batch has records, each on one record. Steps are e
 appendix's, and delta is 1/n². SPIDER is tuned over all phases and its alternate form, by training loss, as the paper does; phase 1 *is* MB-SGD, with the same noise.
 Anchors and differences share the budget as the text's constants do. The last iterate is scored; a random one, and the one of least training loss (which is
 what the file returns, and not private) are beside it. Breast cancer and MNIST have 20 random splits, CIFAR-10 five, with 1,000 training records a class, and
-its steps and clips are picked on the first split, phase and form on all. On one H200 this took 783 seconds for CIFAR-10, in three pieces, and 171 for the other five figures, breast cancer on its host's cores; the reduced protocol takes two cores 14 and a half minutes.
+its steps and clips are picked on the first split, phase and form on all. On one H200 this took 783 seconds for CIFAR-10, in three pieces, and 171 for the other five figures, breast cancer on its host's cores; the reduced protocol took two cores 14 and a half minutes, before the text's batches were added to it.
 
 Departures. The authors draw batches with replacement, for which no accountant is known; here each record is drawn by a coin of its own.
 MNIST has 3,870 images a digit, none in two silos, where 774 a digit would have to be shared. CIFAR-10 has 1,000 training records a class where there are 4,800, and five splits where

@@ -18,7 +18,7 @@ from silodp.lab.simulation import simulate
 from silodp.lab.studies import verdict as lab
 from silodp.lab.studies.verdict_local import drawn, local_round
 from silodp.lab.studies.verdict_noise import Table, noise
-from silodp.lab.studies.verdict_plan import CONDITIONS, FIGURES, Arm, Unit, arms, grid, rate, sampling, spaced, units
+from silodp.lab.studies.verdict_plan import CONDITIONS, FIGURES, Arm, Unit, arms, grid, rate, records_of, reduced, sampling, spaced, units
 from silodp.lab.studies.verdict_runs import Splits, losses, problem_of, run, split_of
 from silodp.server.algorithms import find
 from silodp.server.federation import Everyone
@@ -59,6 +59,22 @@ def test_the_plan_has_the_appendix_grids_and_the_files_batches():
         72,
         48,
     ]
+
+
+def test_more_records_are_of_cifar10_alone_and_on_a_part_of_its_grid():
+    many, figure = CONDITIONS["many"], FIGURES["cifar10-R50"]
+    assert [name for name, f in FIGURES.items() if arms(f, many)] == ["cifar10-R50", "cifar10-R100"]
+    assert (records_of(figure, PRIMARY), records_of(figure, many)) == (1000, 4800)
+    few, every = ([(p["step"], p["clip"]) for p in grid(figure, c, Arm("mb-sgd"))] for c in (many, PRIMARY))
+    assert (len(few), set(few) <= set(every), max(few) == max(every)) == (12, True, True)
+
+
+def test_every_batch_of_the_reduced_protocol_has_a_record():
+    """The text's batches are the smallest: on 20 records at epsilon 0.75 they had less than one, and the command ended there."""
+    for figure in (reduced(f) for f in FIGURES.values() if f.dataset != "wbcd"):
+        for condition in CONDITIONS.values():
+            shares = [rate(figure, condition, arm, e) for arm in arms(figure, condition) for e in (0.75, 3.0, 18.0)]
+            assert all(share * records_of(figure, condition) >= 1 for share in shares)
 
 
 def test_phase_1_is_mb_sgd_and_has_its_noise_except_in_the_file():

@@ -122,6 +122,29 @@ def test_the_verdicts_first_sentence_is_recomputed_from_single_trials(trials):
     assert f"over {cells} cells" in short(trials)
 
 
+def test_what_is_said_of_all_records_and_of_the_texts_batches_on_cifar10_is_in_the_trials(trials):
+    few, many, text = (
+        {g.epsilon: g for g in gaps(trials, "spider", "mb-sgd", ["cifar10-R50"], condition)} for condition in ("primary", "many", "small")
+    )
+    ahead, before = ([e for e, g in found.items() if g.better] for found in (many, few))
+    said = page(trials)
+    assert (
+        "with all of it, which is a condition of the tables, the alternate form's lead is larger, and begins at a smaller epsilon"
+        in said.lower()
+    )
+    assert min(ahead) < min(before)
+    assert all(many[e].relative < few[e].relative for e in before)
+    assert f"below epsilon {min(ahead):g} it is not" in said
+    assert all(many[e].better is (e >= min(ahead)) for e in many)
+    assert "on CIFAR-10 in 5 of 7 cells" in said
+    assert sum(g.first.arm == "mb-sgd" for g in text.values()) == 5
+    assert {g.first.arm for g in gaps(trials, "spider", "mb-sgd", [f for f in trials.figures if f[0] != "c"], "small")} == {"mb-sgd"}
+    twice, once = (
+        [trials.curve(m, f, "primary", e).error for e in few] for m, f in (("mb-sgd", "cifar10-R100"), ("alternate", "cifar10-R50"))
+    )
+    assert f"is below the alternate form at R = 50 in {sum(a < b for a, b in zip(twice, once, strict=True))} of 7 cells" in said
+
+
 def test_a_planted_lead_would_be_said(trials):
     """The page follows the trials: were MB-SGD's errors twice as large, it would say so."""
     planted = [

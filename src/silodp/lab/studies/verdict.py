@@ -19,14 +19,27 @@ from silodp.lab.runfolder import make_folder
 from silodp.lab.studies.study import EPSILONS
 from silodp.lab.studies.sweep import Tick, spread, unseen
 from silodp.lab.studies.verdict_noise import Table, distinct
-from silodp.lab.studies.verdict_plan import CONDITIONS, OUTPUTS, Arm, Figure, Unit, arms, grid, rate, trainings, units
+from silodp.lab.studies.verdict_plan import (
+    CONDITIONS,
+    OUTPUTS,
+    Arm,
+    Condition,
+    Figure,
+    Unit,
+    arms,
+    grid,
+    rate,
+    records_of,
+    trainings,
+    units,
+)
 from silodp.lab.studies.verdict_runs import COLUMNS, run, split_of
 
 SPEED = {
     ("mlp", "cuda"): 4e8,
     ("mlp", "cpu"): 1.5e6,
     ("cnn", "cuda"): 5.2e6,
-    ("cnn", "cpu"): 8e3,
+    ("cnn", "cpu"): 6.2e3,
     ("step", "cuda"): 1.5e8,
     ("step", "cpu"): 1.5e5,
 }
@@ -65,9 +78,8 @@ def planned(
 def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     """What a unit should take, from how many gradients it is."""
     figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
-    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, figure.records or 1238), "cifar10": (10, figure.records or 4800)}[
-        figure.dataset
-    ]
+    records = records_of(figure, condition)
+    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, records or 1238), "cifar10": (10, records or 4800)}[figure.dataset]
     share, q = rate(figure, condition, unit.arm, unit.epsilons[-1]), unit.arm.phase
     passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
         0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0
@@ -81,17 +93,15 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
     make_folder(job.folder / "units")
     mine, table = wanted[shard[0] - 1 :: shard[1]], Table(job.folder / "noise.json")
     left = [unit for unit in mine if not job.path(unit).exists()]
-    known = _counts(job.folder)
-    for name in {unit.figure for unit in left} - known.keys():
-        figure = job.figures[name]
-        known[name] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", figure.records).train.counts)
+    known, priced = _counts(job.folder), []
+    for unit in mine:
+        figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
+        if (key := _cut(figure, condition)) not in known:
+            known[key] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", records_of(figure, condition)).train.counts)
+        if unit in left and condition.noise != "none":
+            priced += [(figure, condition, unit.arm, known[key], e) for e in unit.epsilons]
     atomic.write_json(job.folder / "counts.json", known)
-    table.fill(
-        (job.figures[unit.figure], CONDITIONS[unit.condition], unit.arm, known[unit.figure], e)
-        for unit in left
-        if CONDITIONS[unit.condition].noise != "none"
-        for e in unit.epsilons
-    )
+    table.fill(priced)
     for picked in (False, True):  # settings are picked from what was run before
         tasks: dict[str, list[tuple]] = {"cpu": [], "cuda": []}
         for unit in left:
@@ -179,8 +189,9 @@ def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons:
     """Every arm that is complete, tuned at every epsilon for every output rule: what verdict.csv has, one row each, with each trial's test error."""
     table, known = Table(job.folder / "noise.json"), _counts(job.folder)
     for name in names:
-        figure, counts = job.figures[name], known.get(name, ())
+        figure = job.figures[name]
         for condition in conditions:
+            counts = known.get(_cut(figure, CONDITIONS[condition]), ())
             for arm in arms(figure, CONDITIONS[condition]):
                 found = tuned(job, name, condition, arm, table, epsilons, counts) if counts else {}
                 for (epsilon, output), t in found.items():
@@ -194,9 +205,14 @@ def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons:
 
 
 def _counts(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The silos' sizes, each once, of the figures that were begun."""
+    """The silos' sizes, each once, of the data sets that were begun."""
     path = folder / "counts.json"
     return {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def _cut(figure: Figure, condition: Condition) -> str:
+    """The data set with as many records of it as are used."""
+    return f"{figure.dataset}-{records_of(figure, condition) or 'all'}"
 
 
 def write_trials(rows: Iterable[dict], path: Path) -> None:

@@ -54,6 +54,8 @@ class Figure:
     """The output rule "least" looks at the training loss every so many rounds."""
     records: int | None = None
     """Training records of a silo, where they are fewer than the data set has."""
+    wider: int = 13
+    """How many steps there are where a condition sets their span."""
     tuned_on: int | None = None
     """Splits that settings are picked on, before the picked ones alone run on all of them; by default all."""
 
@@ -93,8 +95,10 @@ class Condition:
     optimiser: str = "sgd"
     """Of Local SGD's steps: the file makes a second optimiser, Adam, which replaces the first."""
     curves: tuple[str, ...] = ("mb-sgd", "spider", "alternate", "local-sgd")
-    span: tuple[float, float, int] | None = None
-    """Of steps, where it is another than the figure's."""
+    span: tuple[float, float] | None = None
+    """Exponents of the least and the largest step, where they are others than the figure's."""
+    records: float = 1.0
+    """Times as many training records, on CIFAR-10, whose primary comparison has 1,000 a class of 4,800; then on a part of the grid."""
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -108,6 +112,9 @@ CONDITIONS: dict[str, Condition] = {
         Condition("move", "with our differences, clipped at slope x move", form="move", curves=("spider", "alternate")),
         Condition("both", "with both clippings of differences", form="both", curves=("spider", "alternate")),
         Condition("linear", "with steps evenly spaced on the linear scale", log=False, curves=("mb-sgd", "spider", "alternate")),
+        Condition(
+            "many", "with all 4,800 training records a class, on a part of the grid", curves=("mb-sgd", "spider", "alternate"), records=4.8
+        ),
         Condition("adam", "with Adam for Local SGD's steps", optimiser="adam", curves=("local-sgd",)),
         Condition("open", "without noise", noise="none"),
         Condition(
@@ -116,7 +123,7 @@ CONDITIONS: dict[str, Condition] = {
             "full",
             noise="none",
             curves=("mb-sgd", "alternate"),
-            span=(-2, 4, 13),
+            span=(-2, 4),
         ),
     )
 }
@@ -127,7 +134,7 @@ SPIDER's."""
 LEFT_OUT = (
     "Local SGD on CIFAR-10: its K steps of one record, 17,000 to 24,000 one after the other for each of 840 settings in 10 silos with 62,006 "
     "parameters each, would take an H200 hours.",
-    "CIFAR-10 with all 4,800 training records a class: about five times the time of 1,000.",
+    "CIFAR-10 with all 4,800 training records a class on the whole grid: about five times the time of 1,000.",
     "The file's clipping of each tensor by itself, which needs sqrt(tensors) times the noise: it is not priced as anything sound.",
     "Draws with replacement: no accountant is known for them.",
 )
@@ -149,12 +156,19 @@ class Arm:
 
 def arms(figure: Figure, condition: Condition) -> list[Arm]:
     """With the file's constants phase 1 is not MB-SGD: its anchors have less noise, and the file tries it."""
+    if condition.records != 1 and figure.dataset != "cifar10":
+        return []
     phases = ((1,) if condition.noise == "file" else ()) + figure.phases
     if condition.noise == "none":
         phases = tuple(q for q in phases if q <= 3)
     found = {"spider": [Arm("spider", q) for q in phases]}
     curves = [c for c in condition.curves if not (c == "local-sgd" and figure.model == "cnn")]
     return [arm for curve in curves for arm in found.get(curve, [Arm(curve)])]
+
+
+def records_of(figure: Figure, condition: Condition) -> int | None:
+    """Training records of a silo; all that there are by default."""
+    return None if figure.records is None else round(figure.records * condition.records)
 
 
 def rate(figure: Figure, condition: Condition, arm: Arm, epsilon: float) -> float:
@@ -176,8 +190,12 @@ def local_count(figure: Figure, counts: tuple[int, ...]) -> int:
 
 def grid(figure: Figure, condition: Condition, arm: Arm) -> list[dict[str, float]]:
     """Every setting that is tried."""
-    span = condition.span or (figure.local_span if arm.curve == "local-sgd" and figure.local_span else figure.span)
+    span = figure.local_span if arm.curve == "local-sgd" and figure.local_span else figure.span
+    if condition.span:
+        span = (*condition.span, figure.wider)
     axes: dict[str, tuple[float, ...]] = {"step": spaced(*span, log=condition.log), "clip": figure.clips}
+    if condition.records != 1:  # where most picks at 1,000 records lie: every other of the eight largest steps, and the three largest clips
+        axes = {"step": axes["step"][::-2][:4], "clip": axes["clip"][-3:]}
     if arm.curve in ("spider", "alternate") and condition.form != "each":
         axes["slope"] = figure.slopes
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -232,8 +250,8 @@ def reduced(figure: Figure) -> Figure:
     thin = replace(figure, trials=4, span=(low, high, max(3, count // 3)), clips=figure.clips[1:3], phases=figure.phases[:1])
     if figure.dataset == "wbcd":
         return thin
-    few = replace(thin, trials=2, span=(-3, 0, 2), every=25, records=100)
-    return replace(few, records=20, tuned_on=1) if figure.dataset == "cifar10" else few
+    few = replace(thin, trials=2, span=(-3, 0, 2), wider=3, every=25, records=100)
+    return replace(few, records=24, clips=(1.0,), tuned_on=1) if figure.dataset == "cifar10" else few
 
 
 def figures_by_name(name: str) -> list[str]:

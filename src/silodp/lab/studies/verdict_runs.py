@@ -32,7 +32,7 @@ from silodp.engine.native import standard_normals
 from silodp.host.extension import load
 from silodp.lab.studies.verdict_local import local_round
 from silodp.lab.studies.verdict_noise import ALGORITHMS, Table, batches, distinct, settings
-from silodp.lab.studies.verdict_plan import CONDITIONS, Figure, Unit, grid
+from silodp.lab.studies.verdict_plan import CONDITIONS, Figure, Unit, grid, records_of
 from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Uniform
 from silodp.silo.answer.simulated import NOISE
@@ -232,7 +232,8 @@ def run(
 def _run(
     unit: Unit, figure: Figure, table: Table, data_dir: Path | None, device: str, points: list[dict], trials: Sequence[int]
 ) -> np.ndarray:
-    condition, splits = CONDITIONS[unit.condition], [split_of(figure.dataset, t, data_dir, device, figure.records) for t in trials]
+    condition = CONDITIONS[unit.condition]
+    splits = [split_of(figure.dataset, t, data_dir, device, records_of(figure, condition)) for t in trials]
     problem, counts = problem_of(figure, splits[0], device), splits[0].train.counts
     kinds, several = find(ALGORITHMS[unit.arm.curve]).kinds, len(splits)
     at = {n: i for i, n in enumerate(distinct(counts))}

@@ -26,8 +26,9 @@ def verdict(
     from silodp.lab.studies.verdict_plan import CONDITIONS, FIGURES, LEFT_OUT, figures_by_name, reduced, trainings
 
     start = time.time()
-    larger = [c for c, condition in CONDITIONS.items() if few and condition.records != 1]  # five times the records are not for two cores
-    conditions = [c for c in CONDITIONS if c in names] or [c for c in CONDITIONS if c not in larger]
+    named = [c for c in CONDITIONS if c in names]
+    larger = [c for c, condition in CONDITIONS.items() if few and not named and condition.records != 1]  # not for two cores
+    conditions = named or [c for c in CONDITIONS if c not in larger]
     chosen = [f for name in [n for n in names if n not in CONDITIONS] or ["all"] for f in figures_by_name(name)]
     every = {name: reduced(figure) if few else figure for name, figure in FIGURES.items()}
     if trials is not None:
@@ -53,7 +54,7 @@ def verdict(
             f"{sum(p[3] for p in plan):,} trainings in all; about {sum(p[4] for p in plan) / 60:.0f} minutes.",
             "Not run, whatever the time:",
             *(f"  {s}" for s in LEFT_OUT),
-            *(f"Not run unless it is named, in the reduced protocol: {c} ({CONDITIONS[c].said})." for c in larger if c not in conditions),
+            *(f"Not run unless it is named, in the reduced protocol: {c} ({CONDITIONS[c].said})." for c in larger),
         )
     with interruptible(KEPT.format(folder)), progress("verdict, units", quiet=as_json) as tick:
         missing = lab.carry_out(job, wanted, shard=shard, gpu=gpu, tick=tick)

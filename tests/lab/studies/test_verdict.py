@@ -256,7 +256,7 @@ def test_local_steps_noise_is_as_large_as_its_price_says():
 
 
 def test_shards_and_pieces_give_the_table_of_one_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab, "spread", lambda work, cpu, gpu, tick: [work(*task) for task in (*cpu, *gpu)])
+    monkeypatch.setattr(lab, "spread", lambda work, cpu, gpu: [work(*task) for task in (*cpu, *gpu)])
     monkeypatch.setattr("silodp.lab.studies.verdict_noise.os.cpu_count", lambda: 1)
     figures = {"wbcd": replace(WBCD, clips=(0.5,))}
     tables = []
@@ -275,12 +275,14 @@ def test_shards_and_pieces_give_the_table_of_one_go(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("condition", ["full", "small"])
 def test_picked_settings_are_those_of_least_training_loss_on_the_first_split(condition, tmp_path, monkeypatch):
-    monkeypatch.setattr(lab, "spread", lambda work, cpu, gpu, tick: [work(*task) for task in (*cpu, *gpu)])
+    monkeypatch.setattr(lab, "spread", lambda work, cpu, gpu: [work(*task) for task in (*cpu, *gpu)])
     monkeypatch.setattr("silodp.lab.studies.verdict_noise.os.cpu_count", lambda: 1)
     figures = {"wbcd": replace(WBCD, tuned_on=1, trials=3)}
     job = lab.Job(tmp_path, figures, None)
     wanted = [u for u in lab.planned(figures, figures, [condition], (3.0, 18.0)) if u.arm.curve == "mb-sgd"]
-    assert not lab.carry_out(job, wanted)
+    seen = []
+    assert not lab.carry_out(job, wanted, tick=lambda done, total: seen.append((done, total)))
+    assert seen == [(k, len(wanted)) for k in range(len(wanted) + 1)], "one bar, over what is tried and what is picked"
     tried = np.load(job.path(wanted[1]))
     row = next(r for r in lab.collect(job, figures, [condition], (3.0, 18.0)) if (r["epsilon"], r["output"]) == (18.0, "last"))
     best = grid(figures["wbcd"], CONDITIONS[condition], Arm("mb-sgd"))[int(tried[:, 0, 0].argmin())]

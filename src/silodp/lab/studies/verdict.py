@@ -93,12 +93,13 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
     make_folder(job.folder / "units")
     mine, table = wanted[shard[0] - 1 :: shard[1]], Table(job.folder / "noise.json")
     left = [unit for unit in mine if not job.path(unit).exists()]
-    known, priced = _counts(job.folder), []
+    known, priced, done = _counts(job.folder), [], len(mine) - len(left)
+    tick(done, len(mine))
     for unit in mine:
         figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
         if (key := _cut(figure, condition)) not in known:
             known[key] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", records_of(figure, condition)).train.counts)
-        if unit in left and condition.noise != "none":
+        if not job.path(unit).exists() and condition.noise != "none":
             priced += [(figure, condition, unit.arm, known[key], e) for e in unit.epsilons]
     atomic.write_json(job.folder / "counts.json", known)
     table.fill(priced)
@@ -108,8 +109,9 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
             if unit.picked is picked and not (picked and any(not job.path(u).exists() for u in _before(unit, wanted))):
                 one = replace(job, until=job.until + GRACE) if picked else job
                 tasks[job.device(unit, gpu)].append((one, unit, job.device(unit, gpu)))
-        for _ in spread(_work, tasks["cpu"], tasks["cuda"], tick=tick):
-            pass
+        for _ in spread(_work, tasks["cpu"], tasks["cuda"]):
+            done += 1
+            tick(done, len(mine))
     return [unit for unit in wanted if not job.path(unit).exists()]
 
 

@@ -108,7 +108,12 @@ CONDITIONS: dict[str, Condition] = {
         Condition("text", "with the constants of the paper's text", noise="text"),
         Condition("file", "with the constants of the published file", noise="file", curves=("spider",)),
         Condition("full", "on full batches", batches="full", curves=("mb-sgd", "spider", "alternate")),
-        Condition("small", "on the text's batches, which shrink with epsilon", batches="text", curves=("mb-sgd", "spider", "alternate")),
+        Condition(
+            "small",
+            "on batches that shrink with epsilon, as the text's do for the alternate form",
+            batches="text",
+            curves=("mb-sgd", "spider", "alternate"),
+        ),
         Condition("move", "with our differences, clipped at slope x move", form="move", curves=("spider", "alternate")),
         Condition("both", "with both clippings of differences", form="both", curves=("spider", "alternate")),
         Condition("linear", "with steps evenly spaced on the linear scale", log=False, curves=("mb-sgd", "spider", "alternate")),

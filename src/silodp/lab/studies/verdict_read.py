@@ -58,7 +58,9 @@ class Trials:
     def curve(self, method: str, figure: str, condition: str, epsilon: float, output: str = "last") -> Curve | None:
         """Of "spider" (all phases, 1 among them, and the alternate form: what the paper plots), "reduced" (the same without phase 1),
         "phases" (phases > 1 alone) or an arm. None where something that it is tuned over was not run."""
-        spiders = [a for a in self._every(figure, condition) if a.startswith("spider-q")]
+        where = condition
+        while not (spiders := [a for a in self._every(figure, where) if a.startswith("spider-q")]) and where in ELSEWHERE:
+            where = ELSEWHERE[where]
         later = [a for a in spiders if a != "spider-q1"]
         wanted = {
             "phases": later,

@@ -1,0 +1,307 @@
+"""The verdict's sentences that compare: each is computed from the trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from silodp.core.privacy.accounting import rounded_up
+from silodp.lab.studies.verdict_plan import CONDITIONS, FIGURES, Arm, grid
+from silodp.lab.studies.verdict_read import Gap, Trials, average, count, gaps
+
+PAPER = {"mb-sgd": 1.72, "local-sgd": 6.06}
+"""By how many per cent the paper has SPIDER's test error below these, on average."""
+ENDED = "the time on a lent GPU ended before it was run"
+NAMES = {"mb-sgd": "MB-SGD", "local-sgd": "Local SGD", "spider": "SPIDER", "reduced": "SPIDER without phase 1", "phases": "SPIDER, phases > 1", "alternate": "SPIDER's alternate form"}  # fmt: skip
+TITLES = {
+    "wbcd": "Breast cancer, R = 25", "mnist-M25-R25": "MNIST, M = 25, R = 25", "mnist-M12-R50": "MNIST, M = 12, R = 50",
+    "mnist-M12-R25": "MNIST, M = 12, R = 25", "mnist-M25-R50": "MNIST, M = 25, R = 50", "cifar10-R50": "CIFAR-10, R = 50",
+    "cifar10-R100": "CIFAR-10, R = 100",
+}  # fmt: skip
+
+
+def percent(value: float) -> str:
+    return f"{abs(value):.1f} % {'below' if value > 0 else 'above'}" if abs(value) >= 0.05 else "equal to"
+
+
+def signed(found: Sequence[Gap]) -> str:
+    return f"{-average(found):+.1f} %"
+
+
+def short(trials: Trials) -> str:
+    """The verdict in a few paragraphs."""
+    return "\n\n".join([*_primary(trials), *_many(trials), *_local(trials), *_constants(trials)]) + "\n"
+
+
+def _primary(trials: Trials) -> list[str]:
+    found = gaps(trials, "spider", "mb-sgd", trials.figures, "primary")
+    if not found:
+        return []
+    n, real, random = (
+        count(found),
+        gaps(trials, "reduced", "mb-sgd", trials.figures, "primary"),
+        gaps(trials, "spider", "mb-sgd", trials.figures, "primary", "random"),
+    )
+    many = gaps(trials, "spider", "mb-sgd", trials.figures, "many")
+    instead = [g for g in found if g.figure not in {h.figure for h in many}] + many
+    more = f"; with all 4,800 records a class in {_figures(many)}, on a part of the grid, it is {percent(average(instead))}" if many else ""
+    apart, m = sorted({TITLES[g.figure] for g in found if g.better or g.worse}), count(random)
+    tested, without = [g for g in found if g.tested], [g for g in real if g.tested]
+    same = all(g.same for g in tested)
+    sure = f"surely lower in {count(without)['surely better']} and surely higher in {count(without)['surely worse']}"
+    said = [
+        f"**Under the authors' own forms and grids and their published file's batches, with noise that spends what it claims and a fifth of CIFAR-10's records, SPIDER's test error is {percent(average(found))} "
+        f"MB-SGD's on average over {_cells(found)}{more}; the paper has it {PAPER['mb-sgd']} % below.** It is lower in {n['better']} cells, higher in "
+        f"{n['worse']} (the paper: in none) and the same runs or errors in {n['same']}{f'; all of the difference is on {apart[0]}' if len(apart) == 1 else ''}. "
+        f"With a random iterate in place of the last it is {percent(average(random))}, lower in {m['better']} and higher in {m['worse']}. "
+        f"Without phase 1, which is MB-SGD, at the text's split of the budget it is {percent(average(real))} MB-SGD's; training loss picks phase 1 in "
+        f"{sum(g.first.arm == 'mb-sgd' for g in found)} of the {len(found)}. "
+        + (
+            f"In the {len(tested)} cells of breast cancer and MNIST SPIDER is MB-SGD's own runs, so that there is nothing to test; without phase 1 it is there {sure}. CIFAR-10's {len(found) - len(tested)} cells are not tested."
+            if same
+            else f"After correction it is surely lower in {n['surely better']} and surely higher in {n['surely worse']} of the {len(tested)} cells that can be tested, without phase 1 {sure}."
+        )
+    ]
+    if absent := [TITLES[f] for f in FIGURES if f not in {g.figure for g in found}]:
+        said.append(f"Of the paper's figures {', '.join(absent)} is not among these: {ENDED}.")
+    return said
+
+
+def _many(trials: Trials) -> list[str]:
+    found = gaps(trials, "spider", "mb-sgd", trials.figures, "many")
+    if not found:
+        return []
+    low, high = [g for g in found if g.epsilon <= 1.5], [g for g in found if g.epsilon >= 3]
+    n, errors = count(found), {g.epsilon: g.second.error for g in found}
+    splits = [a < b for g in high for a, b in zip(g.first.errors, g.second.errors, strict=True)]
+    best = [100 * (1 - g.first.error / min(error for e, error in errors.items() if e <= g.epsilon)) for g in high]
+    least, most = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+    part, whole = (len(grid(FIGURES[found[0].figure], CONDITIONS[c], Arm("mb-sgd"))) for c in ("many", "primary"))
+    return [
+        f"With sound noise and all 4,800 training records a class ({_figures(found)}, {part} of the {whole} settings) it is lower than MB-SGD's in {n['better']} and higher in {n['worse']} of {len(found)} cells: {percent(average(low))} up to "
+        f"epsilon 1.5 and {percent(average(high))} from epsilon 3 on, there by picking {_picks(high)}, lower in {sum(splits)} of {len(splits)} splits; without phase 1 it is {percent(average(gaps(trials, 'reduced', 'mb-sgd', trials.figures, 'many')))} over all. "
+        f"It is not tested, and part of it is tuning on one split: MB-SGD's own error is {100 * errors[least]:.1f} % at epsilon {least:g} and {100 * errors[most]:.1f} % at {most:g}. Against MB-SGD's least error at the same or a smaller epsilon SPIDER's is "
+        f"{min(best):.1f} to {max(best):.1f} % below from epsilon 3 on."
+    ]
+
+
+def _local(trials: Trials) -> list[str]:
+    found, real = (gaps(trials, first, "local-sgd", trials.figures, "primary") for first in ("spider", "reduced"))
+    if not found:
+        return []
+    n, m, own = count(found), count(real), sum(g.first.arm == "mb-sgd" for g in found)
+    return [
+        f"Against Local SGD's it is {percent(average(found))} on average over {_cells(found)} (the paper: {PAPER['local-sgd']} % below), surely lower in "
+        f"{n['surely better']} and surely higher in {n['surely worse']}; in {own} of them this is MB-SGD's lead, and without phase 1 SPIDER is {percent(average(real))}, lower in {m['better']} and higher in {m['worse']}. "
+        f"The paper's average has CIFAR-10 in it, where ours was not run{_bound(trials)}."
+    ]
+
+
+def _constants(trials: Trials) -> list[str]:
+    said = []
+    for condition, words in (("text", "paper's text"), ("file", "published file")):
+        found = gaps(trials, "spider", "mb-sgd", trials.figures, condition)
+        if found:
+            n = count(found)
+            said.append(
+                f"With the constants of the {words} it is {percent(average(found))} MB-SGD's over {_cells(found)}, "
+                f"lower in {n['better']} and higher in {n['worse']} of them, by picking {_picks(found)}, while what is picked spends {_excess(found)}."
+            )
+    return said
+
+
+def causes(trials: Trials) -> str:
+    """Why, as far as conditions tell: what batches and the clipping of differences change on the same cells."""
+    found = {c: gaps(trials, "reduced", "mb-sgd", trials.figures, c) for c in ("full", "primary", "small", "move")}
+    shared = set.intersection(*({g.figure for g in some} for some in found.values()))
+    on = {c: [g for g in some if g.figure in shared] for c, some in found.items()}
+    if not shared:
+        return ""
+    return (
+        f"- **Batches change little, the noise of differences much.** Without phase 1 SPIDER's error is {percent(average(on['full']))} MB-SGD's on full batches, {percent(average(on['primary']))} on the file's and "
+        f"{percent(average(on['small']))} on those that shrink with epsilon, where there is more sampling noise to remove. With differences that are clipped at slope x move, whose noise shrinks with the move of w, it is {percent(average(on['move']))} ({_cells(on['move'])}).\n"
+    )
+
+
+def bought(trials: Trials) -> str:
+    """Where SPIDER has a lead, with sound noise and with the constants of the text, and what it is bought with."""
+    text, sound, many = ([g for g in gaps(trials, "spider", "mb-sgd", trials.figures, c) if g.better] for c in ("text", "primary", "many"))
+    said = []
+    if sound:
+        other = [g for g in gaps(trials, "alternate", "mb-sgd", trials.figures, "primary") if g.figure not in {h.figure for h in sound}]
+        said.append(
+            f"- **Where SPIDER's mean is lower with sound noise** ({_ahead(sound)}) it is so in {_of_them(sound)} by its alternate form, which takes two releases and two steps a round. Why was not "
+            f"tested: in the other figures that form takes as many, and is above MB-SGD in {sum(g.worse for g in other)} of {len(other)} cells, surely in {count(other)['surely worse']} of the {sum(g.tested for g in other)} that are tested.{_as_many(trials)}\n"
+        )
+    if many:
+        phases = [g for g in gaps(trials, "phases", "mb-sgd", trials.figures, "many") if g.epsilon in {h.epsilon for h in many}]
+        below = sum(g.better for g in phases)
+        said.append(
+            f"- **With all 4,800 records a class** ({_ahead(many)}) it is lower in {_of_them(many)} by that form; below epsilon {min(g.epsilon for g in many):g} it is not lower. The best of its phases above 1, one step a round, "
+            f"is below MB-SGD in {below} of these cells, by {min(-g.relative for g in phases):.1f} to {max(-g.relative for g in phases):.1f} %. Why was not tested: less noise, more steps and MB-SGD's tuning on one split are all possible. MB-SGD with twice the rounds was not "
+            "run on so many records.\n"
+        )
+    if text:
+        ratios = [g.first.spent / g.second.spent for g in text]
+        said.append(
+            f"- **Where the text's constants put SPIDER ahead.** It has less error than MB-SGD in {len(text)} cells, in {_of_them(text)} by its alternate form, whose two releases a "
+            f"round are each given the noise that MB-SGD has for one: there it spends {min(ratios):.2f} to {max(ratios):.2f} times what MB-SGD spends for the same claim. With noise that "
+            f"spends the same, SPIDER has less error in {count(gaps(trials, 'spider', 'mb-sgd', sorted({g.figure for g in text}), 'primary'))['better']} cells of these figures.\n"
+        )
+    return "".join(said)
+
+
+def _as_many(trials: Trials) -> str:
+    """The alternate form against MB-SGD with twice the rounds, and so with as many releases and steps."""
+    said = []
+    for words, pairs in (
+        ("MNIST, on one grid", (("mnist-M12-R50", "mnist-M12-R25"), ("mnist-M25-R50", "mnist-M25-R25"))),
+        ("CIFAR-10, on another grid and not tested", (("cifar10-R100", "cifar10-R50"),)),
+    ):
+        both = [
+            (trials.curve("mb-sgd", long, "primary", e), trials.curve("alternate", once, "primary", e))
+            for long, once in pairs
+            for e in trials.epsilons(once, "primary")
+        ]
+        known = [(a.error, b.error) for a, b in both if a and b]
+        if known:
+            said.append(f"{sum(a < b for a, b in known)} of {len(known)} cells of {words}")
+    return (
+        f" MB-SGD with as many releases and steps, in twice the rounds and on smaller batches, is below it in {' and in '.join(said)}."
+        if said
+        else ""
+    )
+
+
+def answered(trials: Trials) -> dict[str, str]:
+    """What the answers to the authors' objections say of the trials."""
+    small, moved = (gaps(trials, "spider", "mb-sgd", trials.figures, c) for c in ("small", "move"))
+    primary, real = (gaps(trials, first, "mb-sgd", trials.figures, "primary") for first in ("spider", "reduced"))
+    where = {g.figure for g in moved}
+    there, before = [g for g in primary if g.figure in where], [g for g in real if g.figure in where]
+    mine = gaps(trials, "reduced", "mb-sgd", trials.figures, "move")
+    return {
+        "small": "; ".join(
+            f"on {words} SPIDER picks phase 1 in {sum(g.first.arm == 'mb-sgd' for g in some)} of {len(some)} cells, and is {percent(average(some))} MB-SGD's"
+            for words, some in _by_data(small).items()
+            if some
+        ),
+        "moved": f"run on {_figures(moved)}; one slope was tried, two on breast cancer. Without phase 1 SPIDER goes from {percent(average(before))} MB-SGD's to {percent(average(mine))} on the same cells"
+        + "".join(f", on {words} from {signed(a)} to {signed(b)}" for (words, a), b in zip(_by_data(before).items(), _by_data(mine).values(), strict=True) if a and "CIFAR" in words)
+        + f"; with phase 1 it is {percent(average(moved))}, where it was {percent(average(there))}",
+    }  # fmt: skip
+
+
+def _by_data(found: Iterable[Gap]) -> dict[str, list[Gap]]:
+    """Breast cancer and MNIST together, which are tested, and each figure of CIFAR-10 apart."""
+    parts: dict[str, list[Gap]] = {"breast cancer and MNIST": []}
+    for g in found:
+        parts.setdefault("breast cancer and MNIST" if g.tested else TITLES[g.figure], []).append(g)
+    return parts
+
+
+def apart(trials: Trials) -> str:
+    """The conditions' table by data, since their signs differ: all of SPIDER, then without phase 1."""
+    columns = ["breast cancer and MNIST", TITLES["cifar10-R50"], TITLES["cifar10-R100"]]
+    lines = [f"| changed | {' | '.join(columns)} |", "|---|---:|---:|---:|"]
+    for name in CONDITIONS:
+        whole, real = (_by_data(gaps(trials, first, "mb-sgd", trials.figures, name)) for first in ("spider", "reduced"))
+        cells = [f"{signed(whole[c])} / {signed(real[c])} ({len(whole[c])})" if whole.get(c) else "" for c in columns]
+        if any(cells) and name not in ("open", "wide", "adam"):
+            lines.append(f"| {CONDITIONS[name].said if name != 'primary' else 'nothing'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def regimes(trials: Trials) -> str:
+    """By epsilon: for MB-SGD by data set, where it is another in each."""
+    said = []
+    real = gaps(trials, "reduced", "mb-sgd", trials.figures, "primary")
+    parts: dict[str, list[Gap]] = {}
+    for g in real:
+        parts.setdefault({"w": "breast cancer", "m": "MNIST"}.get(g.figure[0], TITLES[g.figure]), []).append(g)
+    if many := gaps(trials, "reduced", "mb-sgd", trials.figures, "many"):
+        parts[f"{_figures(many)} with all 4,800 records a class"] = many
+    ends = [
+        f"{signed([g for g in some if g.epsilon <= 1.5])} and {signed([g for g in some if g.epsilon >= 3])} on {words}"
+        for words, some in parts.items()
+    ]
+    if ends:
+        said.append(f"Up to epsilon 1.5 and from epsilon 3 on the error of SPIDER without phase 1 is, against MB-SGD's, {', '.join(ends)}.")
+    local = gaps(trials, "spider", "local-sgd", trials.figures, "primary")
+    if local:
+        low, high = [g for g in local if g.epsilon <= 1.5], [g for g in local if g.epsilon >= 3]
+        said.append(
+            f"In the primary comparison the error of SPIDER is {percent(average(low))} Local SGD's up to epsilon 1.5 and {percent(average(high))} from epsilon 3 on."
+        )
+    return " ".join(said)
+
+
+def without_noise(trials: Trials) -> str:
+    """Who leads without noise, on the appendix's grid."""
+    ratios = {}
+    for method in ("alternate", "phases"):
+        pairs = [(trials.curve(method, f, "open", math.inf), trials.curve("mb-sgd", f, "open", math.inf)) for f in trials.figures]
+        ratios[method] = [100 * (1 - a.error / b.error) for a, b in pairs if a and b]
+    form, phases = ratios["alternate"], ratios["phases"]
+    if not form:
+        return ""
+    lower = [r for r in form if r > 0]
+    return (
+        f"On the appendix's grid the alternate form is below MB-SGD in {len(lower)} of {len(form)} figures, by {min(lower):.1f} to {max(lower):.1f} %, and phases 2 and 3 in {sum(r > 0 for r in phases)} of {len(phases)}. "
+        "The alternate form takes two steps a round: compare it with MB-SGD at twice R.\n"
+    )
+
+
+def _of_them(found: Sequence[Gap]) -> str:
+    """How many are by the alternate form."""
+    k = sum(g.first.arm == "alternate" for g in found)
+    return "all of them" if k == len(found) else f"{k} of them"
+
+
+def _ahead(found: Sequence[Gap]) -> str:
+    """The cells, each with its difference."""
+    cells: dict[str, list[str]] = {}
+    for g in found:
+        cells.setdefault(TITLES[g.figure], []).append(f"{g.epsilon:g} by {-g.relative:.1f} %")
+    return "; ".join(f"{title} at epsilon {', '.join(at)}" for title, at in cells.items())
+
+
+def _bound(trials: Trials) -> str:
+    """How often the ends of the grid of steps were picked on MNIST, where it has five."""
+    said = []
+    for arm, end in (("local-sgd", 0), ("mb-sgd", -1)):
+        ends = {f: grid(FIGURES[f], CONDITIONS["primary"], Arm(arm))[end]["step"] for f in trials.figures if f.startswith("mnist")}
+        rows = [r for (f, c, a, _, o), r in trials.rows.items() if (c, a, o) == ("primary", arm, "last") and f in ends]
+        if rows:
+            bound = sum(r["step"] == ends[r["figure"]] for r in rows)
+            said.append(
+                f"{NAMES[arm]} picks the {'least' if end == 0 else 'largest'} of the grid's five steps in {bound} of {len(rows)} cells of MNIST"
+            )
+    return f"; {' and '.join(said)}, so that the margins are partly the grid's" if said else ""
+
+
+def _picks(found: Sequence[Gap]) -> str:
+    """How often each arm is picked."""
+    kinds = {"phase 1": ("mb-sgd", "spider-q1"), "the alternate form": ("alternate",)}
+    times = {words: sum(g.first.arm in names for g in found) for words, names in kinds.items()}
+    times["another phase"] = len(found) - sum(times.values())
+    return ", ".join(f"{words} {'once' if k == 1 else f'{k} times'}" for words, k in times.items() if k)
+
+
+def _excess(found: Sequence[Gap]) -> str:
+    """What the curves of SPIDER and MB-SGD spend at the largest claim."""
+    top = [g for g in found if g.epsilon == max(h.epsilon for h in found)]
+    spider, other = max(g.first.spent for g in top), max(g.second.spent for g in top)
+    return f"up to epsilon {rounded_up(spider, 1, 'f')} where it claims {top[0].epsilon:g} (MB-SGD: {rounded_up(other, 1, 'f')})"
+
+
+def _cells(found: Sequence[Gap]) -> str:
+    figures = len({g.figure for g in found})
+    return f"{len(found)} cells of {figures} figure{'s' if figures > 1 else ''}"
+
+
+def _figures(found: Iterable[Gap]) -> str:
+    """The figures by name, or those that are missing."""
+    where = {g.figure for g in found}
+    left = [TITLES[f] for f in FIGURES if f not in where]
+    return f"all but {'; '.join(left)}" if len(left) < len(where) else "; ".join(TITLES[f] for f in FIGURES if f in where)

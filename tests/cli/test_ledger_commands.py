@@ -5,12 +5,14 @@ import csv
 import io
 import json
 import sqlite3
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
-from silodp.core.events import Event
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.sampling import FullBatch, Poisson
 from silodp.silo.ledger.chain import Entry
@@ -176,6 +178,23 @@ def test_verify_of_a_missing_ledger_exits_2(silodp, tmp_path):
     assert code == 2
     assert "there is no ledger at" in error
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("rule", "event"), [("gdp", Event(FullBatch(), 3.0)), ("totals", TotalEvent(FullBatch(), 4, 3000, 0.5, 400, 10))])
+def test_who_looks_after_a_ledger_loads_no_torch(data, silodp, tmp_path, rule, event):
+    code, _, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 9, "--rule", rule)
+    assert (code, error) == (0, "")
+    asked = {"query_id": "q", "digest": b"", "kind": "", "asker": "", "run": "", "round": "ab" * 32 if event.total else ""}
+    DurableLedger.open(tmp_path / "l").for_query(**asked).charge(event, [0])
+    code = """
+import sys
+from silodp.cli.app import app
+for words in (["verify", "l"], ["fsck", "l"], ["backup", "l", "copy"], ["export", "l", "--format", "csv"], ["release", "l"]):
+    app(["ledger", *words], standalone_mode=False)
+sys.exit("torch" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is whole: 1 entries" in done.stdout
 
 
 def test_export_has_every_entry_as_it_was_hashed_and_neither_answers_nor_sketch(path, silodp, tmp_path):

@@ -1,4 +1,7 @@
-"""A daemon loads what it serves with and no more: nothing of the laboratory, nor of the server, is in a process that holds records or boxes."""
+"""A daemon loads what it serves with and no more: nothing of the laboratory, nor of the server, is in a process that holds records or boxes.
+
+A command that prints its help loads nothing that computes.
+"""
 
 import json
 import signal
@@ -42,6 +45,19 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 sys.argv = ["silodp", *sys.argv[2:]]
 runpy.run_module("silodp.cli", run_name="__main__", alter_sys=True)
+"""
+HELP = """
+import json, sys, typer
+from silodp.cli.app import app
+def walk(command, *path):
+    yield path
+    for name in getattr(command, "commands", ()):
+        yield from walk(command.commands[name], *path, name)
+root, known = typer.main.get_command(app), set()
+for path in walk(root):
+    root.main([*path, "-h"], "silodp", standalone_mode=False)  # which is --help by another name
+    print(json.dumps([" ".join(path), sorted(sys.modules.keys() - known)]), file=sys.stderr)
+    known |= sys.modules.keys()
 """
 
 
@@ -118,3 +134,12 @@ def test_listing_and_completing_commands_loads_none_of_them(monkeypatch):
     assert "train" in [item.value for item in group.shell_complete(context, "tr")]
     with pytest.raises(AssertionError, match="train was loaded"):
         group.get_command(context, "train")
+
+
+def test_help_of_every_command_and_group_loads_nothing_that_computes():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    told = dict(json.loads(line) for line in done.stderr.splitlines())  # what each has loaded that those before it had not
+    assert {"", "train", "silo", "federation run", "ledger write-off"} <= told.keys()
+    assert done.stdout.count("Usage: silodp") == len(told)
+    computing = {*SLOW, "flwr", "numpy", "nvflare", "scipy", "torch"}
+    assert {words: loaded for words, modules in told.items() if (loaded := sorted(computing & {*modules}))} == {}

@@ -9,19 +9,19 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table, tell
 from silodp.core.errors import BadInput
 from silodp.core.figures import HOLDS, left_of, rounded_up
-from silodp.core.privacy.accounting import Budget
-from silodp.silo.ledger import reserve
-from silodp.silo.ledger.chain import COLUMNS
-from silodp.silo.ledger.durable import DurableLedger, Entry, Identity
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
 from silodp.silo.service.names import called, runs_of
+
+if TYPE_CHECKING:
+    from silodp.silo.ledger.chain import Entry
+    from silodp.silo.ledger.durable import DurableLedger
 
 ledger = group("The budget of a data set: what was asked, what it cost, what is left.")
 
@@ -54,8 +54,10 @@ def create(
 
     Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3 --anchor /mnt/other/clinic.anchor`
     """
+    from silodp.core.privacy.accounting import Budget
     from silodp.silo.data.files import load_silos
     from silodp.silo.data.tables import raw
+    from silodp.silo.ledger.durable import DurableLedger, Identity
 
     declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
     loaded = load_silos([data], label, classes=declared)
@@ -82,7 +84,7 @@ def show_ledger(
 
     Example: `silodp ledger show clinic.ledger`
     """
-    opened = DurableLedger.open(path, anchor=anchor)
+    opened = ledger_at(path, anchor)
     summary, queries = summary_of(opened), queries_of(opened)
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
@@ -123,7 +125,9 @@ def release(
 
     Example: `silodp ledger release clinic.ledger`
     """
-    opened = DurableLedger.open(path, anchor=anchor)
+    from silodp.silo.ledger import reserve
+
+    opened = ledger_at(path, anchor)
     found = [o.hold for o in reserve.listed(opened) if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))]
     ended = reserve.release(opened, [hold.id for hold in found])
     said = f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held."
@@ -137,7 +141,7 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
     Example: `silodp ledger verify clinic.ledger`
     """
     try:
-        opened = DurableLedger.open(path, anchor=anchor)
+        opened = ledger_at(path, anchor)
         opened.verify()
         count, head = opened.head()
     except BadInput as error:
@@ -163,7 +167,7 @@ def export(
     """
     if form not in ("jsonl", "csv"):
         raise BadInput(f"--format is {form!r}; it must be jsonl or csv")
-    opened = DurableLedger.open(path, anchor=anchor)
+    opened = ledger_at(path, anchor)
     rows = [_row(entry) for entry in opened.entries()]
     if as_json and out_file is None:
         return dump(summary_of(opened) | {"entries": rows})
@@ -178,6 +182,13 @@ def export(
         tell({"entries": len(rows), "file": str(out_file)}, as_json, f"{len(rows)} entries are in {out_file}.")
 
 
+def ledger_at(path: Path, anchor: Path | None) -> DurableLedger:
+    """The ledger at `path`, its chain and its anchor checked; what that takes is loaded here, so that help is quick."""
+    from silodp.silo.ledger.durable import DurableLedger
+
+    return DurableLedger.open(path, anchor=anchor)
+
+
 def _row(entry: Entry) -> dict[str, Any]:
     """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
     row = asdict(entry)
@@ -185,6 +196,8 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
+    from silodp.silo.ledger.chain import COLUMNS
+
     if form == "jsonl":
         file.writelines(json.dumps(row) + "\n" for row in rows)
         return

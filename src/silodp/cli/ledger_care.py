@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.console import Json, dump, say, tell
-from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger
+from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger, ledger_at
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.keys import make_key, public, read_key
 from silodp.host.lock import running
-from silodp.silo.ledger import care, cosign
-from silodp.silo.ledger.durable import DurableLedger
 
 __all__ = ["ledger"]
 
@@ -33,6 +31,8 @@ def witness(
 
     Example: `silodp ledger witness clinic/ledger.db /mnt/witness/clinic.head`
     """
+    from silodp.silo.ledger import care
+
     care.appoint(path, file, anchor=anchor)
     tell({"witness": str(file.absolute())}, as_json, f"{file} is the ledger's witness; while it cannot be written, nothing is answered.")
 
@@ -48,6 +48,8 @@ def backup(
 
     Example: `silodp ledger backup clinic/ledger.db /mnt/backup/clinic-ledger.db`
     """
+    from silodp.silo.ledger import care
+
     count, head = care.backup(path, to, anchor=anchor)
     tell({"file": str(to), "entries": count, "head": head}, as_json, f"{to} has all {count} entries; head {head}.")
 
@@ -63,6 +65,8 @@ def restore(
 
     Example: `silodp ledger restore /mnt/backup/clinic-ledger.db clinic/ledger.db`
     """
+    from silodp.silo.ledger import care
+
     if path.exists() and running(str(path)):
         raise BadInput(f"a gate serves from {path}; stop it first")
     _confirmed(path, care.restore(copy, path, anchor=anchor), as_json)
@@ -74,6 +78,8 @@ def confirm(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> N
 
     Example: `silodp ledger confirm clinic/ledger.db`
     """
+    from silodp.silo.ledger import care
+
     _confirmed(path, care.confirm(path, anchor=anchor), as_json)
 
 
@@ -88,6 +94,8 @@ def write_off(
 
     Example: `silodp ledger write-off clinic/ledger.db --all`
     """
+    from silodp.silo.ledger import care
+
     if not sure:
         raise BadInput("this writes off the whole remaining budget of these people, for good; give --all to say that you mean it")
     care.write_off(path, anchor=anchor)
@@ -119,6 +127,8 @@ def bury(
 
     Example: `silodp ledger bury clinic/ledger.db --arrival ARRIVAL --key clinic/silo.key --to gate2.example.org`
     """
+    from silodp.silo.ledger import care
+
     care.bury(path, read_key(key_file), arrival, to, anchor=anchor)
     tell({"buried": True}, as_json, f"{path} ends with a tombstone. Copy the silo's folder to the new machine, and let it arrive there.")
 
@@ -134,6 +144,8 @@ def arrive(
 
     Example: `silodp ledger arrive clinic/ledger.db --key arrival.key`
     """
+    from silodp.silo.ledger import care
+
     care.arrive(path, read_key(key_file), anchor=anchor)
     key_file.unlink()
     tell({"arrived": True}, as_json, f"{path} goes on here.")
@@ -151,7 +163,9 @@ def head(
 
     Example: `silodp ledger head clinic/ledger.db --key clinic/silo.key --out clinic.head`
     """
-    _put(cosign.state(DurableLedger.open(path, anchor=anchor), read_key(key_file)), out_file)
+    from silodp.silo.ledger import cosign
+
+    _put(cosign.state(ledger_at(path, anchor), read_key(key_file)), out_file)
 
 
 @ledger.command(name="cosign")
@@ -166,6 +180,8 @@ def cosign_head(
 
     Example: `silodp ledger cosign heads.json north.head --key south/silo.key --out north.seen`
     """
+    from silodp.silo.ledger import cosign
+
     _put(cosign.cosign(book, _read(statement), read_key(key_file)), out_file)
 
 
@@ -181,11 +197,13 @@ def fsck(
 
     Example: `silodp ledger fsck clinic/ledger.db --seen clinic.seen --key clinic/silo.key`
     """
+    from silodp.silo.ledger import care, cosign
+
     if seen and not key_file:
         raise BadInput("--seen needs --key: whose head was co-signed is seen by the silo's own key")
     found = list(care.look(path, anchor=anchor))
     if not any(not sentence.startswith("warning") for sentence in found):
-        opened = DurableLedger.open(path, anchor=anchor)
+        opened = ledger_at(path, anchor)
         own = public(read_key(key_file)) if key_file else ""
         found += [f"{wrong}." for file in seen or () if (wrong := cosign.contradiction(opened, _read(file), own))]
     wrong = [sentence for sentence in found if not sentence.startswith("warning")]

@@ -8,7 +8,6 @@ from typing import Any
 from silodp.cli.console import say, show, table
 from silodp.core import quality
 from silodp.core.figures import WHY, rounded_up, shown
-from silodp.server.asking import why
 
 SHARED = "The price below is for both questions, of all records and of the groups; by itself each would have 0.7 times this noise."
 ALONE = "The price below is for the groups alone, at the noise that both questions would have had together."
@@ -35,6 +34,8 @@ def show_evaluation(answer: Mapping[str, Any]) -> None:
 
 
 def _show_without(what: str, found: Mapping[str, Any]) -> None:
+    from silodp.server.asking import why
+
     if codes := found.get("without"):
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
         say(f"Not in the figures of {what}: {said}{why(codes)}.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,10 +19,9 @@ from silodp.host.log import tally
 from silodp.host.process import guarded, leave_no_core
 from silodp.host.schema import load_schema
 from silodp.host.site import for_unit
-from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.masking import Masking
-from silodp.silo.service.policy import Place, Policy
-from silodp.silo.service.provision import provision
+
+if TYPE_CHECKING:
+    from silodp.silo.service.policy import Place, Policy
 
 silo = group("One silo's gate: make it, run it, look at it.")
 
@@ -78,6 +77,9 @@ def init(
 
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
+    from silodp.silo.service.masking import Masking
+    from silodp.silo.service.provision import provision
+
     leave_no_core()
     if schema and (classes is not None or label != "label"):
         raise BadInput("--schema has the label and its classes already; leave out --label and --classes")
@@ -180,6 +182,7 @@ def resume(policy: PolicyFile, as_json: Json = False) -> None:
 
 def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
     from silodp.silo.service.pause import set_paused  # which looks after files as Unix alone does
+    from silodp.silo.service.policy import Policy
 
     rules = Policy.load(policy)
     set_paused(policy, wanted)
@@ -192,7 +195,9 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo status clinic/policy.toml`
     """
+    from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.pause import paused
+    from silodp.silo.service.policy import Place, Policy
 
     rules, place = Policy.load(policy), Place.load(policy)
     runs, opened, words = running(place.ledger), DurableLedger.open(Path(place.ledger)), tally(place.log)

@@ -10,7 +10,7 @@ import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,9 @@ from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import leave_no_core
 from silodp.host.tables import read_toml
-from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.approve import Proposed, compare
-from silodp.silo.service.approve import approve as approving
-from silodp.silo.service.approve import attest as attesting
-from silodp.silo.service.masking import pin
-from silodp.silo.service.policy import Place
+
+if TYPE_CHECKING:
+    from silodp.silo.service.approve import Proposed
 
 PATIENCE = 600.0
 """Seconds that a gate is given to begin anew."""
@@ -81,6 +78,8 @@ def approve(
 
     Example: `silodp silo approve second.toml clinic/policy.toml`
     """
+    from silodp.silo.service.approve import compare
+
     leave_no_core()
     if as_json and not yes:
         raise BadInput("--json asks nothing; give --yes too, once you have read what would change")
@@ -98,6 +97,8 @@ def approve(
 
 def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, Any]:
     """What the officer was shown, and whether it is approved; nothing of the study has run."""
+    from silodp.silo.ledger.durable import DurableLedger
+
     name, opened = found.rules.silo, DurableLedger.open(Path(found.place.ledger))
     spent, left = shown(opened.spent()), left_of(opened.used())
     answer = {
@@ -125,6 +126,8 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
 
 
 def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> dict[str, Any]:
+    from silodp.silo.service.approve import approve as approving
+
     if found.approved or not answer["approved"]:
         return answer
     name = found.rules.silo
@@ -176,6 +179,8 @@ def attest(
 
     Example: `silodp silo attest clinic/policy.toml --by "A. Officer"`
     """
+    from silodp.silo.service.approve import attest as attesting
+
     today = datetime.now(UTC).date()
     try:
         day = datetime.fromisoformat(on).date() if on else today
@@ -197,6 +202,8 @@ def key(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo key clinic/policy.toml`
     """
+    from silodp.silo.service.policy import Place
+
     name, own = read_toml("policy", policy).get("silo"), public(read_key(Place.load(policy).key))  # askers may still be missing
     words = fingerprint(own)
     tell({"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}")
@@ -217,6 +224,9 @@ def trust(
 
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """
+    from silodp.silo.service.masking import pin
+    from silodp.silo.service.policy import Place
+
     card = read_card(other)
     if card.key == public(read_key(Place.load(policy).key)):
         raise BadInput(f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo with which it is in a total")

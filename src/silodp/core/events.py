@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, REAL
-from silodp.core.numbers import Number
 from silodp.core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from silodp.core.numbers import Number
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class Event:
 
     def of(self, silo: int) -> Event:
         """The event at the noise of this silo, in one run."""
+        import torch  # slow to load: who reads a ledger does without
+
         known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
         return replace(self, noise_multiplier=float(known if known.ndim == 0 else known.flatten()[silo if known.numel() > 1 else 0]))
 
@@ -81,6 +84,8 @@ class TotalEvent:
         return math.sqrt(self.contributions * self.noise_bits * self.p * (1 - self.p)) / self.levels
 
     def of(self, silo: int) -> TotalEvent:
+        import torch  # slow to load
+
         levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
         return replace(self, levels=levels, noise_bits=bits)
 

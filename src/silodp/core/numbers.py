@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
+from silodp.core.tolerance import CLIP_TOLERANCE as CLIP_TOLERANCE
+
 Number = float | Tensor
 """A hyper-parameter: one number, or one per run with shape (J, 1)."""
-
-CLIP_TOLERANCE = 1e-5
-"""Relative rounding error allowed to a clipped norm; every sensitivity is charged for clip x (1 + this)."""

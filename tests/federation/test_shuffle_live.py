@@ -91,7 +91,7 @@ def federation():
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
-            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], None), carrier=Unhurried(carrier_of(folder, state)),
+            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], Order()), carrier=Unhurried(carrier_of(folder, state)),
             key=read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
             started=started,
         )  # fmt: skip

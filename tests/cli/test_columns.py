@@ -62,7 +62,7 @@ def spend(folder) -> None:
 
     ledger = DurableLedger.open(folder / "gate/ledger.db")
     asked = {"query_id": "q" * 40, "digest": bytes(32), "kind": "minibatch", "asker": "ab" * 32, "run": "0123456789abcdef" * 2}
-    ledger.for_query(**asked).charge(Event(FullBatch(), 8.0), [0])
+    ledger.for_query(**asked, generation=0).charge(Event(FullBatch(), 8.0), [0])
 
 
 def test_a_command_in_a_sentence_stays_whole_and_a_table_that_does_not_fit_is_a_list(monkeypatch, capsys):

@@ -42,8 +42,9 @@ def path(data, silodp, tmp_path):
 
 
 def ask(path, query_id: str, asker="server-7") -> None:
-    asked = DurableLedger.open(path).for_query(query_id=query_id, digest=bytes(32), kind="anchor", asker=asker, run="run-1")
-    asked.settle(Event(FullBatch(), 3.0), [0], lambda: b"SECRET ANSWER")
+    asked = DurableLedger.open(path).for_query(query_id=query_id, digest=bytes(32), kind="anchor", asker=asker, run="run-1", generation=0)
+    asked.charge(Event(FullBatch(), 3.0), [0])
+    asked.store(b"SECRET ANSWER")
 
 
 def test_create_makes_a_ledger_with_delta_of_one_over_n_squared(data, silodp, tmp_path):
@@ -68,7 +69,7 @@ def test_create_makes_a_ledger_with_delta_of_one_over_n_squared(data, silodp, tm
 def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
     code, _, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 4, "--delta", 1e-5, *words)
     assert (code, error) == (0, "")
-    DurableLedger.open(tmp_path / "l").for_query(query_id="q", digest=b"", kind="", asker="", run="").charge(event, [0])
+    DurableLedger.open(tmp_path / "l").for_query(query_id="q", digest=b"", kind="", asker="", run="", generation=0).charge(event, [0])
     assert silodp("verify", tmp_path / "l")[0] == 0
 
 
@@ -115,7 +116,7 @@ def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
     for k in range(3):
         ask(path, f"q{k}", asker="[red]server-7[/red] :skull:" if k == 2 else "server-7")
     DurableLedger.open(path).purge("q0")
-    DurableLedger.open(path).for_query(query_id="q3", digest=b"", kind="refine", asker="server-8", run="run-2").charge(
+    DurableLedger.open(path).for_query(query_id="q3", digest=b"", kind="refine", asker="server-8", run="run-2", generation=0).charge(
         Event(FullBatch(), 8.0), [0]
     )
     code, text, _ = silodp("show", path)

@@ -22,6 +22,7 @@ from silodp.core.query import Query
 from silodp.core.statistics import Histogram, MissingRates, Moments
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema
+from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
@@ -304,19 +305,19 @@ def test_silos_and_server_approve_one_schema(trial):
     schema, cards = load_schema(trial / "schema.toml"), [read_card(Path(silo.policy).parent / "silo.json") for silo in made]
     assert {card.schema for card in cards} == {schema.text}
     assert cards[0].features == schema.features
-    agree(cards, problem_of(cards[0], None, trial / "schema.toml"))
-    assert "Weighted" in problem_of(cards[0], None).definition()
+    agree(cards, problem_of(cards[0], Order(), trial / "schema.toml"))
+    assert "Weighted" in problem_of(cards[0], Order()).definition()
     for silo in made:
         door(silo.policy, trial / "ledgers")
     other = trial / "other.toml"
     other.write_text((trial / "schema.toml").read_text().replace("[18, 100]", "[18, 90]"))
     with pytest.raises(BadInput, match="is not the one that silo east reads its file by"):
-        problem_of(cards[0], None, other)
+        problem_of(cards[0], Order(), other)
     changed = replace(cards[1], schema=load_schema(other).text)
     with pytest.raises(BadInput, match="silo west has another schema than silo east"):
-        agree([cards[0], changed], problem_of(cards[0], None))
+        agree([cards[0], changed], problem_of(cards[0], Order()))
     with pytest.raises(BadInput, match="by its definition"):
-        agree([changed], problem_of(changed, None))
+        agree([changed], problem_of(changed, Order()))
 
 
 @pytest.mark.parametrize(("old", "new"), [("[18, 100]", "[18, 90]"), ('"female", "male"', '"male", "female"'), ("0.15", "0.2")])
@@ -374,7 +375,7 @@ def test_a_policy_and_a_card_from_before_schemas_are_still_read(trial):
     policy.write_text("".join(line for line in policy.read_text().splitlines(keepends=True) if not line.startswith("schema")))
     card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "schema"}))
     door(made.policy, trial / "ledgers")
-    agree([read_card(card)], problem_of(read_card(card), None))
+    agree([read_card(card)], problem_of(read_card(card), Order()))
 
 
 # --- what the advisor chooses ---------------------------------------------------------------------------------------------------------

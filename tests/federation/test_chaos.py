@@ -156,7 +156,7 @@ class Ground:
         state = json.loads((self.folder / "federation.json").read_text())
         self.policies, self._processes, self._state = state["silos"], state["processes"], {"SILODP_STATE": state["registry"]}
         self.cards = [read_card(Path(policy).parent / "silo.json") for policy in self.policies.values()]
-        self.problem = problem_of(self.cards[0], None)
+        self.problem = problem_of(self.cards[0], Order())
         self.mixer = shuffler_card(self.folder / "shuffler/shuffler.json") if shuffled else None
         self._settings = self.policies | ({"shuffler": state["shuffler"]} if shuffled else {})
         for settings in map(Path, self._settings.values()):

@@ -74,7 +74,13 @@ def federation(request):
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         policies = list(state["silos"].values())
         yield SimpleNamespace(
-            folder=folder, engine=request.param, made=made, state=state, cards=cards, policies=policies, problem=problem_of(cards[0], None)
+            folder=folder,
+            engine=request.param,
+            made=made,
+            state=state,
+            cards=cards,
+            policies=policies,
+            problem=problem_of(cards[0], Order()),
         )
         assert len(processes_of(folder)) >= len(made["processes"]), "there is something to stop"
     finally:

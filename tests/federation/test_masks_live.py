@@ -76,7 +76,7 @@ def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_hold
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         order = Order("mb-sgd", rounds=ROUNDS, epsilon=("3.0",), trust="masks", colluding=colluding, least=silos - 1, drops=1 / ROUNDS)
         wire = Wire(carrier_of(folder, state), state["processes"][f"gate {VICTIM}"])
-        run = Conduct(cards, problem_of(cards[0], None), order, wire, home / "run", key=read_key(folder / "asker.key"), timeouts=WAITS)
+        run = Conduct(cards, problem_of(cards[0], order), order, wire, home / "run", key=read_key(folder / "asker.key"), timeouts=WAITS)
         assert len(list(run)) == ROUNDS
         check_ledgers(run.summary, order, cards, state)
         check_bytes(wire.seen, silos)

@@ -91,7 +91,7 @@ def federation():
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
-            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], None), carrier=Unhurried(carrier_of(folder, state)),
+            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], Order()), carrier=Unhurried(carrier_of(folder, state)),
             key=read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
             started=started,
         )  # fmt: skip
@@ -220,7 +220,7 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
         silent = Query(question.query.statistic, Gaussian(mechanism.kind, mechanism.clip, 0.0))
         truth = sum(each[i].mean(silent).double() * n for i, n in enumerate(counts)) / sum(counts)
         coins = Parameters(int(mechanism.levels.item()), int(mechanism.noise_bits.item()), mechanism.p)
-        std = variance(coins, contributed, float(mechanism.clip)).item() ** 0.5
+        std = variance(coins, contributed, float(mechanism.clip)) ** 0.5
         errors.append((analysed(total, mechanism, contributed) - truth) / std)
     found = torch.stack(errors)
     assert found.shape == (4, 1, 31)

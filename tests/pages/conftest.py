@@ -52,7 +52,9 @@ class Gated:
         deadline = order.pop("deadline", PATIENCE)
         timeouts = Timeouts(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
         settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": ("0.5",)} | order
-        return Conduct([card], problem_of(card), Order(**settings), Unhurried(self.direct()), out, key=self.key, timeouts=timeouts)
+        return Conduct(
+            [card], problem_of(card, Order(**settings)), Order(**settings), Unhurried(self.direct()), out, key=self.key, timeouts=timeouts
+        )
 
 
 @pytest.fixture(scope="session")

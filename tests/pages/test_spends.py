@@ -138,7 +138,9 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batch
     assert made[0] == 0, made
     ledger = DurableLedger.open(tmp_path / "l.db")
     for i in range(6):
-        ledger.for_query(query_id=f"q{i}", digest=b"", kind="minibatch", asker="s", run="r").charge(Event(Poisson(0.2), multiplier), [0])
+        ledger.for_query(query_id=f"q{i}", digest=b"", kind="minibatch", asker="s", run="r", generation=0).charge(
+            Event(Poisson(0.2), multiplier), [0]
+        )
     text = plain(silodp("ledger", "show", "l.db")[1])
     assert f"epsilon {spent} of 1.00012 is spent (delta {rounded_up(planned['delta'])}, committed rule" in text
 

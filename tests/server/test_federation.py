@@ -134,7 +134,7 @@ def test_no_balanced_silo_answers_more_often_than_its_share_at_any_time(silos, d
         hand = who.draw()
         assert len(set(hand)) == len(hand) == answering
         times[list(hand)] += 1
-        assert times.max() <= math.ceil((r + 1) * answering / silos) == who.most(r + 1)
+        assert times.max() <= math.ceil((r + 1) * answering / silos)
         assert times.min() >= (r + 1) * answering // silos
 
 

@@ -112,7 +112,7 @@ def hospitals(tmp_path):
 
 def conduct(hospitals, place, carrier, order=ORDER, **more) -> Conduct:
     cards = [h.card for h in hospitals]
-    return Conduct(cards, problem_of(cards[0], None), order, carrier, place, key=ASKER, timeouts=WAITS, **more)
+    return Conduct(cards, problem_of(cards[0], order), order, carrier, place, key=ASKER, timeouts=WAITS, **more)
 
 
 def run(hospitals, place, carrier, order=ORDER) -> dict:

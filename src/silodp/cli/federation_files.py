@@ -66,7 +66,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         raise BadInput(f"the key {path} cannot be read; `silodp federation key` makes one of 64 hexadecimal digits") from None
 
 
-def problem_of(card: Card, order: Order | None = None, schema: Path | None = None) -> Problem:
+def problem_of(card: Card, order: Order, schema: Path | None = None) -> Problem:
     """The problem that the card names. What a card names as a file is not run, even if such a file is here: that is this server's own copy."""
     if schema and load_schema(schema).text != card.schema:
         raise BadInput(f"the schema {schema} is not the one that silo {card.name} reads its file by; use one and the same file")
@@ -75,15 +75,16 @@ def problem_of(card: Card, order: Order | None = None, schema: Path | None = Non
         raise BadInput(
             f"the card of {card.name} has other features or classes than its schema; take the silo.json that `silodp silo init` wrote"
         )
-    own = {"model": order.model, "prox": order.prox if is_file(order.prox) else None, "feature_map": order.feature_map} if order else {}
-    words = {}
-    for what in ("model", "prox", "feature_map"):
-        words[what] = own.get(what) or getattr(card, what)
-        if is_file(words[what]) and not own.get(what):
-            raise BadInput(
-                f"the silos' {what} is {words[what]}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME"
-            )
-    return built(card, read_by, words | {"loss": order.loss if order else ""})
+    prox = order.prox if is_file(order.prox) else None
+    return built(card, read_by, words_of(card, model=order.model, prox=prox, feature_map=order.feature_map) | {"loss": order.loss})
+
+
+def words_of(card: Card, **own: str | None) -> dict[str, str]:
+    """Each of these words as it is given here, or else as the card has it: BadInput where that is a file, which is not this server's."""
+    for what, given in own.items():
+        if not given and is_file(named := getattr(card, what)):
+            raise BadInput(f"the silos' {what} is {named}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME")
+    return {what: given or getattr(card, what) for what, given in own.items()}
 
 
 def built(card: Card, schema: Schema | None, words: Mapping[str, str]) -> Problem:

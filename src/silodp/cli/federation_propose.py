@@ -11,7 +11,7 @@ import typer
 
 from silodp.cli.console import FeatureMapName, Json, dump, say
 from silodp.cli.federation import Folder, federation
-from silodp.cli.federation_files import built, load_state
+from silodp.cli.federation_files import built, load_state, words_of
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
@@ -51,10 +51,7 @@ def propose(
     policies = [] if card else [Path(policy) for policy in load_state(folder)["silos"].values()]
     paths = card or [policy.parent / "silo.json" for policy in policies]
     now = read_card(paths[0])
-    words = {"model": model or now.model, "prox": prox or now.prox, "loss": loss, "feature_map": feature_map or now.feature_map}
-    for what, text in words.items():
-        if is_file(text) and text == getattr(now, what, ""):
-            raise BadInput(f"the silos' {what} is {text}; give this server's own copy of it with --{what.replace('_', '-')} FILE.py:NAME")
+    words = words_of(now, model=model, prox=prox, feature_map=feature_map) | {"loss": loss}
     if schema and known == click.core.ParameterSource.DEFAULT_MAP and now.schema == "":
         schema = None  # a project's, of silos that read plain columns
     read_by = load_schema(schema) if schema else schema_of(now)

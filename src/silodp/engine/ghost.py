@@ -33,7 +33,7 @@ class Term(NamedTuple):
 
 
 class Ghost:
-    name = "ghost norms in torch"
+    """Ghost norms in torch."""
 
     def supports(self, task: Task) -> bool:
         return bool(chain(task.problem, task.x))

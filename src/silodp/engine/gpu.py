@@ -15,7 +15,7 @@ UNITS, CLASSES = 128, 16
 
 
 class Gpu:
-    name = "one kernel for a hidden layer on a GPU"
+    """One kernel for a hidden layer on a GPU."""
 
     def supports(self, task: Task) -> bool:
         point = task.points[0]

@@ -27,7 +27,7 @@ THREADS, STEP = 224, 16
 
 
 class Pictures:
-    name = "two stages and a chain of layers on a GPU, in CUDA"
+    """Two stages and a chain of layers on a GPU, in CUDA."""
 
     def supports(self, task: Task) -> bool:
         point = task.points[0]

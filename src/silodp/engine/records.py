@@ -12,7 +12,7 @@ from silodp.engine.task import Task, chunks, scales
 
 
 class Records:
-    name = "each record by torch.func"
+    """Each record by torch.func."""
 
     def supports(self, task: Task) -> bool:
         return True

@@ -28,7 +28,7 @@ from silodp.engine.task import Task, norms, scales
 
 
 class Structured:
-    name = "one pass over known modules in torch"
+    """One pass over known modules in torch."""
 
     def supports(self, task: Task) -> bool:
         return task.limits is None and numbers(task.problem, task.x) is not None

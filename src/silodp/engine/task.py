@@ -68,8 +68,6 @@ class Task:
 class Engine(Protocol):
     """One way to compute clipped sums."""
 
-    @property
-    def name(self) -> str: ...
     def supports(self, task: Task) -> bool:
         """Whether it knows this model and loss, in this dtype, on this device and within this memory."""
         ...

@@ -163,7 +163,7 @@ def planned_totals(order: Order, records: Sequence[int], names: Sequence[str], d
             "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension)
             | ({"masked": m.modulus * dimension} if m.masked else {}),
             "noise_std": {
-                order.trust: math.sqrt(float(shuffle.variance(parameters, contributions, kind.clip))),
+                order.trust: math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
                 "isrl": _isrl(kind, records, sampling, answering),
                 "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
             },
@@ -218,5 +218,5 @@ def _proven(kind: _Kind, kinds: int, released: int, contributions: int, largest:
         "epsilon_per_release": each,
         "delta_per_release": rest,
         "bits_per_silo_round": shuffle.message_bits(made, largest, dimension),
-        "noise_std": math.sqrt(float(shuffle.variance(made, contributions, kind.clip))),
+        "noise_std": math.sqrt(shuffle.variance(made, contributions, kind.clip)),
     }

@@ -54,7 +54,6 @@ class Silo:
     used: float
     charges: tuple[tuple[int, str, float], ...] = ()
     """(question, kind, share of the budget) in order."""
-    answered: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
     evaluated: Evaluated | None = None
@@ -309,10 +308,9 @@ def _silo(
         before, together = before or 1.0, (float(in_all["epsilon"]), float(in_all["delta"]))  # 1: a folder without progress.jsonl
         own = end.get("evaluations") or {"count": 0, "epsilon": math.nan, "delta": math.nan}  # 0: of a folder of an earlier version
         evaluated = Evaluated(int(own["count"]), float(own["epsilon"]), float(own["delta"]), together)
-    answered = sum(name in r["answered"] for r in rounds)
     gaussian = rule == "gdp" and (evaluated is None or evaluated.together[1] == delta)
     return Silo(
-        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), answered, dropped, ledger, evaluated,
+        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), dropped, ledger, evaluated,
         end.get("local"), gaussian,
     )  # fmt: skip
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, REPLY, Refusal, decode_reply
 from silodp.core.protocol.refusals import CODES
 from silodp.server.approval import MOVED, OLDER
 
+T = TypeVar("T")
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
 """Codes of a daemon itself, which name no question: whoever carries frames can repeat them, so none of them lasts."""
 WORK, CARRIED = 1e8, 1e6
@@ -115,12 +116,15 @@ def believed(code: str, digest: str, frame: bytes) -> bool:
     return digest == hashlib.sha256(frame).hexdigest() or (not digest and code in UNBOUND)
 
 
-def refused(raw: bytes, key: str, frame: bytes) -> str | None:
-    """The code of a refusal of this frame by whoever has the key, of what is to be answered in another form than questions are; "forged" for a reply that
-    is none, and None for what is no reply. Raises Refused as `decode_reply` does."""
-    if raw[:4] != REPLY:
-        return None
-    found = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
+def opened(raw: bytes, key: str, frame: bytes, decode: Callable[..., T]) -> T | str:
+    """What whoever has the key has signed in the form that `decode` reads, which is not that of an answer to a question; or the code of its refusal of
+    this frame, and "forged" for whatever else came."""
+    try:
+        if raw[:4] != REPLY:
+            return decode(raw, silo_key=key)
+        found = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
+    except Refused:
+        return "forged"
     return found.code if isinstance(found, Refusal) and believed(found.code, found.digest, frame) else "forged"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -141,9 +140,6 @@ class Balanced(Everyone):
 
     def rehearsal(self) -> Balanced:
         return Balanced(self.silos, self.answering, seed=self.seed)
-
-    def most(self, rounds: int) -> int:
-        return math.ceil(rounds * self.answering / self.silos)
 
 
 # --- the port -------------------------------------------------------------------------------------------------------------------

@@ -222,12 +222,14 @@ def asked_at_least(who: Everyone) -> int:
     return getattr(who, "least", None) or getattr(who, "answering", who.silos)
 
 
-def least_of(order: Order, who: Everyone) -> int:
-    """The fewest silos whose total is passed on: as many as are asked, unless the order says less."""
+def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
+    """The fewest silos whose total is passed on: as many as are asked, unless the order says less. BadInput if there may be fewer than `fewest`."""
     most = asked_at_least(who)
     least = most if order.least is None else order.least
-    if not 1 <= least <= most:
-        raise BadInput(f"least is {least}; it must lie between 1 and {most}, the silos that take part in a round")
+    if not fewest <= least <= most:
+        raise BadInput(
+            f"least is {least}, the quorum of a total; it must be between {fewest} and {most}, the silos that are asked in a round"
+        )
     if order.trust == "masks" and least < order.colluding + 2:
         raise BadInput(
             f"{least} silos with {order.colluding} colluding leave nobody to hide among; use {order.colluding + 2} silos or more"

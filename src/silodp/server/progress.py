@@ -64,7 +64,7 @@ def measured_total(query: Query, total: Tensor, records: int, names: Sequence[st
     """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo anything but that it is in it."""
     mechanism, dimension = as_total(query.mechanism), int(total.shape[-1])
     clip, levels, bits = (torch.as_tensor(v).double().max().item() for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits))
-    spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip).item()
+    spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip)
     return {
         "kind": mechanism.kind, "statistic": type(query.statistic).__name__, "clip": clip, "dimension": dimension,
         "answered": {name: {} for name in names}, "norm": float(analysed(total, mechanism, records).norm()),

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import rounded_up
 from silodp.core.protocol.card import Card
@@ -25,7 +25,7 @@ from silodp.core.protocol.codec import OVERHEAD
 from silodp.core.protocol.quote import HoldReply, HoldRequest, ReleaseRequest, decode_hold_reply, encode_hold
 from silodp.core.sampling import Sampling
 from silodp.server.approval import MOVED, OLDER, approves
-from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, refused
+from silodp.server.asking import UNBOUND, Carrier, Sending, Timeouts, opened
 from silodp.server.plan import Plan
 
 ATTEMPTS = 5
@@ -166,12 +166,8 @@ class Holds:
 
     def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
         """What the silo of this card has signed about this frame, whose hold has this id; "forged" for whatever else came."""
-        try:
-            if code := refused(raw, card.key, frame):
-                return code
-            reply = decode_hold_reply(raw, silo_key=card.key)
-        except Refused:
-            return "forged"
+        if isinstance(reply := opened(raw, card.key, frame, decode_hold_reply), str):
+            return reply
         wanted = card.name, self._run, id, hashlib.sha256(frame[OVERHEAD:]).hexdigest()
         return reply if (reply.silo, reply.run, reply.hold, reply.digest) == wanted else "forged"
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from silodp.core.errors import BadInput, Refused
+from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
@@ -23,7 +23,7 @@ from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
 from silodp.core.weights import Weights
-from silodp.server.asking import Carrier, refused
+from silodp.server.asking import Carrier, opened
 from silodp.server.federation import StopRun
 from silodp.server.journal import Round
 from silodp.server.remote import Answers, QuestionReport, Remote, _digest, _list, combined_total, maybe_charged
@@ -128,12 +128,8 @@ class MaskedRemote(Remote):
     def _row(self, raw: bytes, silo: int, frame: bytes) -> Row | str:
         """The key that the silo has signed for this run; or the code of a refusal, or "forged"."""
         card = self._cards[silo]
-        try:
-            if code := refused(raw, card.key, frame):
-                return code
-            offer = decode_offer(raw, silo_key=card.key)
-        except Refused:
-            return "forged"
+        if isinstance(offer := opened(raw, card.key, frame, decode_offer), str):
+            return offer
         own = offer.silo == card.name and offer.digest == _digest(frame) and offer.row.identity.hex() == card.key
         own &= offer.row.key not in self._spent  # an answer has used it: this offer is an old one
         return offer.row if own and is_signed(offer.row, definition=card.definition, run=self._run) else "forged"

@@ -39,7 +39,7 @@ from silodp.server.journal import Journal
 from silodp.server.loop import Run
 from silodp.server.order import TOTALS, Order, by_silo
 from silodp.server.plan import Plan
-from silodp.server.prepare import Prepared, asked_at_least, prepare
+from silodp.server.prepare import Prepared, least_of, prepare
 from silodp.server.progress import Progress as Record
 from silodp.server.quote import Holds
 from silodp.server.remote import Card, Carrier, Remote, Timeouts
@@ -82,7 +82,7 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
     if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
     if order.totals:
-        quorum_of(order, len(cards))
+        least_of(order, participation_by_name(order.participation, len(cards), order.coins)(), fewest=2)  # never one alone
     if order.trust == "masks" and order.colluding < (most := max(card.colluding for card in cards)):
         raise BadInput(f"colluding is {order.colluding}, but a silo's policy wants its price to hold against {most}; use that")
     made = prepare(order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters)
@@ -112,16 +112,6 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
     facts = Facts(names, counts, kinds_of(task, len(card.features)), task, tuple(budgets_over(order, cards)), statistics=allowed)
     advice = choose(replace(order, model=order.model or card.model), facts)
     return replace(advice, order=replace(advice.order, model=order.model))
-
-
-def quorum_of(order: Order, silos: int) -> int:
-    """The fewest silos of a total; never one alone."""
-    who = participation_by_name(order.participation, silos, order.coins)()
-    asked = asked_at_least(who)
-    least = asked if order.least is None else order.least
-    if not 2 <= least <= asked:
-        raise BadInput(f"the quorum is {least}; of a total it must be between 2 and {asked}, the silos that are asked in a round")
-    return least
 
 
 def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
@@ -204,7 +194,7 @@ class Conduct(Run):
             self._tally = Tally(cards, self.made.plan, Record(folder, keep=True))
             undo.callback(self._tally.record.close)
             if order.totals:
-                quorum = quorum_of(order, len(cards))
+                quorum = self.made.least
             releases = max(asked.event.count for asked in self.made.plan.asked)
             size = {"parameters": problem.dim, "records": max(card.records for card in cards), "releases": releases}
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts.estimated(**size), "quorum": quorum}

@@ -20,10 +20,10 @@ def used(folder) -> DurableLedger:
     for name in ("q1", "q2", "q3"):
         ask(ledger, name)
     ledger.purge("q2")
-    ledger.partition("run", 4)
+    ledger.partition("run", 4, generation=0)
     ask(ledger, "q4", event=Event(DisjointBatches(4, 1), 500.0, 2))
     x, y = table()
     x[0, 0] += 1
-    ledger.check_identity(x, y)
+    ledger.recognise(x, y)
     asked(ledger, "q5").charge(CHEAP, [0])
     return ledger

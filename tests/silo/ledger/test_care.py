@@ -51,7 +51,7 @@ def test_a_ledger_that_is_rolled_back_together_with_its_anchor_is_seen_by_its_wi
     with refuses("ledger"):
         asked(witnessed, "new")
     with pytest.raises(BadInput, match="older copy"):
-        DurableLedger.open(witnessed.path).check_identity(*table())
+        DurableLedger.open(witnessed.path).recognise(*table())
 
 
 def test_without_a_witness_the_same_goes_unseen_which_is_what_the_witness_is_for(folder):
@@ -195,11 +195,11 @@ def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_exclud
     ledger.path.unlink()
     assert "cannot be excluded" in care.restore(folder / "copy", ledger.path)
     back = DurableLedger.open(ledger.path)
-    for act in (lambda: ask(back, "new"), lambda: ask(back, "q1"), lambda: back.partition("p", 2)):
+    for act in (lambda: ask(back, "new"), lambda: ask(back, "q1"), lambda: back.partition("p", 2, generation=0)):
         with refuses("ledger"):
             act()
     with pytest.raises(BadInput, match="restored from a backup"):
-        back.check_identity(*table())
+        back.recognise(*table())
     assert "cannot be excluded" in care.confirm(ledger.path)
     care.write_off(ledger.path)
     with refuses("budget"):
@@ -259,12 +259,12 @@ def test_a_witness_that_was_replaced_confirms_no_backup_from_its_own_time(witnes
 def test_a_moved_ledger_refuses_everything_where_it_was_and_goes_on_where_its_arrival_key_is(witnessed, folder, monkeypatch):
     silo, arrival = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     care.bury(witnessed.path, silo, public(arrival), "gate2")
-    for act in (lambda: ask(witnessed, "new"), lambda: ask(witnessed, "q1"), lambda: witnessed.partition("p", 2)):
+    for act in (lambda: ask(witnessed, "new"), lambda: ask(witnessed, "q1"), lambda: witnessed.partition("p", 2, generation=0)):
         with refuses("ledger"):
             act()
     old = DurableLedger.open(witnessed.path)
     for act in (
-        lambda: old.check_identity(*table()),
+        lambda: old.recognise(*table()),
         lambda: old.purge("q1"),
         lambda: care.write_off(witnessed.path),
         lambda: care.bury(witnessed.path, silo, public(arrival), "gate3"),

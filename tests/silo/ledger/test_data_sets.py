@@ -50,7 +50,7 @@ def test_a_changed_data_set_keeps_its_ledger_and_what_it_spent(folder):
 
     def continues(x, y, known):
         again = DurableLedger.open(ledger.path)
-        assert again.check_identity(x, y) == pytest.approx(known)
+        assert again.recognise(x, y)[0] == pytest.approx(known)
         assert (again.used(), again.records) == (used_up, len(y))
         again.verify()
         return again.head()[0]
@@ -71,8 +71,8 @@ def test_a_changed_data_set_keeps_its_ledger_and_what_it_spent(folder):
 def test_added_columns_and_other_labels_are_recognised_by_the_columns_that_stayed(folder):
     ledger, (x, y) = make(folder), table()
     wider = np.column_stack([x, np.arange(40.0)])
-    assert ledger.check_identity(wider, y) == 0.0
-    assert ledger.check_identity(x, 1 - y) == 0.0
+    assert ledger.recognise(wider, y)[0] == 0.0
+    assert ledger.recognise(x, 1 - y)[0] == 0.0
     with pytest.raises(BadInput, match="some columns of about 100% of its records in common"):
         make(folder, "b.ledger", data=(np.column_stack([x, np.full(40, 7.0)]), y))
 
@@ -81,7 +81,7 @@ def test_another_data_set_is_refused(folder):
     ledger = make(folder)
     before = ledger.head()
     with pytest.raises(BadInput, match="it knows 0% of them"):
-        ledger.check_identity(*table(seed=1))
+        ledger.recognise(*table(seed=1))
     assert ledger.head() == before
 
 
@@ -112,8 +112,8 @@ def test_no_change_of_the_data_gives_a_fresh_budget(folder, tmp_path):
 def test_records_that_were_once_in_the_data_set_stay_known(folder):
     ledger, (x, y) = make(folder), table()
     more, labels = table(seed=5)
-    ledger.check_identity(np.concatenate([x, more]), np.concatenate([y, labels]))
-    ledger.check_identity(more, labels)
+    ledger.recognise(np.concatenate([x, more]), np.concatenate([y, labels]))
+    ledger.recognise(more, labels)
     with pytest.raises(BadInput, match="100% of its records"):
         make(folder, "b.ledger", data=(x, y))
 
@@ -123,7 +123,7 @@ def test_records_of_another_ledger_cannot_be_asked_through_this_one(folder):
     first = make(folder, data=ledger)
     make(folder, "b.ledger", data=other)
     with pytest.raises(BadInput, match=r"whose ledger is .*b\.ledger"):
-        first.check_identity(np.concatenate([ledger[0][:20], other[0]]), np.concatenate([ledger[1][:20], other[1]]))
+        first.recognise(np.concatenate([ledger[0][:20], other[0]]), np.concatenate([ledger[1][:20], other[1]]))
 
 
 def test_a_copy_of_a_ledger_is_refused_but_a_moved_one_goes_on(folder):
@@ -133,9 +133,9 @@ def test_a_copy_of_a_ledger_is_refused_but_a_moved_one_goes_on(folder):
         shutil.copy(folder / name, folder / "copy" / name)
     copy = DurableLedger.open(folder / "copy" / "a.ledger")
     with pytest.raises(BadInput, match="is a copy of the ledger"):
-        copy.check_identity(*table())
+        copy.recognise(*table())
     ledger.path.unlink()
-    copy.check_identity(*table())
+    copy.recognise(*table())
     with pytest.raises(BadInput, match=r"whose ledger is .*copy/a\.ledger;"):
         make(folder, "b.ledger")
 
@@ -143,7 +143,7 @@ def test_a_copy_of_a_ledger_is_refused_but_a_moved_one_goes_on(folder):
 def test_no_value_of_a_record_is_in_any_file(folder, tmp_path):
     x, y = table()
     ledger = make(folder)
-    ledger.check_identity(x[::-1], y[::-1])
+    ledger.recognise(x[::-1], y[::-1])
     files = [p for place in (folder, tmp_path / "state") for p in place.rglob("*") if p.is_file()]
     content = b"".join(p.read_bytes() for p in files)
     assert len(files) == 4

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ledgers import settled
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
@@ -50,12 +51,13 @@ def records() -> tuple[tuple, tuple]:
     return (x, np.arange(40) % 2), (more, np.arange(44) % 2)
 
 
-def query(ledger, k, run="run", **extra):
-    return ledger.for_query(query_id=f"q{k}", digest=bytes([k]) * 32, kind="grad", asker=ASKER, run=run, now=1e9, **extra)
+def query(ledger, k, run="run", generation=0, **extra):
+    about = {"digest": bytes([k]) * 32, "kind": "grad", "asker": ASKER, "run": run, "generation": generation}
+    return ledger.for_query(query_id=f"q{k}", **about, now=1e9, **extra)
 
 
 def ask(ledger, k, event, **extra):
-    return query(ledger, k, **extra).settle(event, [0], lambda: b"answer %d" % k)
+    return settled(query(ledger, k, **extra), event, lambda: b"answer %d" % k)
 
 
 def acts(path: Path, name: str, registry: Path) -> None:
@@ -75,7 +77,7 @@ def acts(path: Path, name: str, registry: Path) -> None:
     ask(ledger, 0, FULL)
     if name == "committed":
         return ask(ledger, 1, Event(Poisson(0.25), 5.0))
-    ledger.partition("p", 4)
+    ledger.partition("p", 4, generation=0)
     ask(ledger, 1, Event(DisjointBatches(4, 1, "p"), 6.0))
     if name == "renyi":
         ask(ledger, 2, Event(Poisson(0.25), 5.0))
@@ -84,11 +86,11 @@ def acts(path: Path, name: str, registry: Path) -> None:
     ask(ledger, 3, FULL, run="other")
     assert reserve.finish(ledger, asker=ASKER, run="other", number=1)
     hold("h1", "third", FULL)
-    ledger.check_identity(*after, registry=registry)
-    ledger.partition("p", 4)
-    ask(ledger, 4, Event(DisjointBatches(4, 3, "p"), 6.0))
-    hold("h2", "fourth", FULL, generation=ledger._generation)
-    query(ledger, 5).charge(FULL, [0])
+    _, later = ledger.recognise(*after, registry=registry)
+    ledger.partition("p", 4, generation=later)
+    ask(ledger, 4, Event(DisjointBatches(4, 3, "p"), 6.0), generation=later)
+    hold("h2", "fourth", FULL, generation=later)
+    query(ledger, 5, generation=later).charge(FULL, [0])
     assert reserve.release(ledger, ["h2"]) == 1
 
 
@@ -144,18 +146,19 @@ def test_an_old_ledger_opens_says_what_it_said_and_goes_on(golden, tmp_path, nam
     assert ledger.used() == pytest.approx(float.fromhex(used), rel=1e-9)
     assert ledger.head()[0] == count
     before, after = records()
-    assert ledger.check_identity(*(before if count < 10 else after), registry=tmp_path / "registry") == 1.0
+    known, now = ledger.recognise(*(before if count < 10 else after), registry=tmp_path / "registry")
+    assert known == 1.0
     assert ask(ledger, 1, None) == b"answer 1", "a stored answer is given again, and nothing is charged"
     assert ledger.head()[0] == count
     if count > 10:
         with pytest.raises(Refused, match="purged"):
             query(ledger, 0)
-        assert ask(ledger, 5, FULL) == b"answer 5", "what was charged and not answered is answered under its charge"
+        assert ask(ledger, 5, FULL, generation=now) == b"answer 5", "what was charged and not answered is answered under its charge"
         assert ledger.used() == pytest.approx(float.fromhex(used), rel=1e-9)
     if name == "totals":
         with pytest.raises(Refused, match="round"):
             ask(ledger, 9, TOTAL, round="ab" * 32)
-    ask(ledger, 9, FULL if name != "totals" else Event(FullBatch(), 40.0))
+    ask(ledger, 9, FULL if name != "totals" else Event(FullBatch(), 40.0), generation=now)
     assert ledger.used() > float.fromhex(used)
     ledger.verify()
     assert DurableLedger.open(ledger.path).head() == ledger.head()

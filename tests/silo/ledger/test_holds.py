@@ -71,7 +71,8 @@ def charge(ledger, run, event=HUNDREDTH, *, id=None, asker="server", now=0.0) ->
     """ "", or the code of the refusal."""
     shuffled = {"round": os.urandom(32).hex()} if isinstance(event, TotalEvent) else {}
     try:
-        asked = ledger.for_query(query_id=id or os.urandom(8).hex(), digest=bytes(32), kind="k", asker=asker, run=run, now=now, **shuffled)
+        about = {"digest": bytes(32), "kind": "k", "asker": asker, "run": run, "generation": ledger._file.snapshot().generation}
+        asked = ledger.for_query(query_id=id or os.urandom(8).hex(), **about, now=now, **shuffled)
         asked.charge(event, [0])
     except Refused as refusal:
         return refusal.code
@@ -167,7 +168,7 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
     assert hold(ledger, "e", times(5), id="e").code == ""
     x, y = table()
     x[0, 0] += 1
-    ledger.check_identity(x, y)
+    ledger.recognise(x, y)
     assert listed(ledger, 0.0) == []
     ledger.verify()
     assert DurableLedger.open(ledger.path).used() == ledger.used()

@@ -97,8 +97,8 @@ def test_a_ledger_of_persons_is_never_one_of_rows_nor_the_other_way_round_once_s
 def test_a_ledger_of_rows_that_has_spent_something_is_none_of_persons(tmp_path):
     known = visits(names(60), 7)
     rows = made(tmp_path, (*known[:3], None))
-    rows.check_identity(*known[:3], registry=tmp_path / "registry")
-    paid = rows.for_query(query_id="q", digest=b"d", kind="k", asker="a", run="r")
+    _, now = rows.recognise(*known[:3], registry=tmp_path / "registry")
+    paid = rows.for_query(query_id="q", digest=b"d", kind="k", asker="a", run="r", generation=now)
     paid.charge(Query(Grad(torch.zeros(1, 3)), Gaussian("k", 1.0, 4.0)).event(), [0])
     with pytest.raises(BadInput, match="keeps a budget of rows, but the schema now protects persons"):
         rows.recognise(*known, registry=tmp_path / "registry")
@@ -110,8 +110,8 @@ def test_a_ledger_of_persons_that_has_spent_something_takes_no_other_column_for_
     ledger = made(tmp_path, (x, y, exact, ids))
     ledger.recognise(x, y, exact, names(100, 100 + len(y)), registry=tmp_path / "registry")  # nothing was spent yet
     ledger = made(tmp_path / "other", (x, y, exact, ids))
-    ledger.recognise(x, y, exact, ids, registry=tmp_path / "other/registry")
-    ledger.for_query(query_id="q", digest=b"d", kind="k", asker="a", run="r").charge(
+    _, now = ledger.recognise(x, y, exact, ids, registry=tmp_path / "other/registry")
+    ledger.for_query(query_id="q", digest=b"d", kind="k", asker="a", run="r", generation=now).charge(
         Query(Grad(torch.zeros(1, 3)), Gaussian("k", 1.0, 4.0)).event(), [0]
     )
     with pytest.raises(BadInput, match="but not whose they are"):

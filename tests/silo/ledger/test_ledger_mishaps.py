@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ledgers import CHEAP, PRICE, ask, asked, make, refuses, table, tampering, watch_steps
+from ledgers import CHEAP, PRICE, ask, asked, make, refuses, settled, table, tampering, watch_steps
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event
@@ -64,7 +64,7 @@ def read_only(path: Path) -> None:
     assert ledger.head()[0] == 3
     assert ask(ledger, "answered", b"other") == b"an answer"
     with refuses("ledger"):
-        asked(ledger, "new").settle(CHEAP, [0], lambda: read.append(1) or b"")
+        settled(asked(ledger, "new"), CHEAP, lambda: read.append(1) or b"")
     assert read == []
     with refuses("ledger"):
         ask(ledger, "charged")
@@ -138,7 +138,7 @@ def test_when_the_anchor_cannot_be_written_nothing_is_answered_and_a_retry_is_no
     with monkeypatch.context() as disk:
         disk.setattr(ledgerfile, "write_anchor", full)
         with refuses("ledger"):
-            asked(ledger).settle(CHEAP, [0], lambda: computed.append(1) or b"")
+            settled(asked(ledger), CHEAP, lambda: computed.append(1) or b"")
     assert computed == []
     charged = asked(ledger)
     charged.charge(CHEAP, [0])
@@ -247,7 +247,7 @@ def gate(ledger: DurableLedger, query_id: str, log: Log) -> bytes:
         log.add("read", query_id)
         return os.urandom(8)
 
-    answer = asked(ledger, query_id).settle(CHEAP, [0], compute)
+    answer = settled(asked(ledger, query_id), CHEAP, compute)
     log.add("sent", query_id, answer.hex())
     return answer
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CALLS = "openat,write,pwrite64,fsync,fdatasync,unlink,rename,ftruncate"
-QUERY = {"digest": bytes(32), "kind": "grad", "asker": "server", "run": "run"}
+QUERY = {"digest": bytes(32), "kind": "grad", "asker": "server", "run": "run", "generation": 0}
 GATE = """
 import os, sys
 from pathlib import Path
@@ -40,8 +40,10 @@ ledger = DurableLedger.open(folder / "ledger")
 marks = os.open(folder.parent.parent / "marks", os.O_WRONLY | os.O_CREAT)
 os.write(marks, b"start")
 for k in range(2):
-    asked = ledger.for_query(query_id=f"q{k}", digest=bytes(32), kind="grad", asker="server", run="run")
-    answer = asked.settle(Event(FullBatch(), 10.0), [0], lambda: os.write(marks, b"read q%d" % k) * b"" or os.urandom(2000))
+    asked = ledger.for_query(query_id=f"q{k}", digest=bytes(32), kind="grad", asker="server", run="run", generation=0)
+    asked.charge(Event(FullBatch(), 10.0), [0])
+    os.write(marks, b"read q%d" % k)
+    answer = asked.store(os.urandom(2000))
     os.write(marks, b"sent q%d %s" % (k, answer.hex().encode()))
 """
 

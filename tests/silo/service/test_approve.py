@@ -126,6 +126,20 @@ def test_code_is_approved_by_its_bytes_which_the_silo_keeps_for_itself(home):
         opened(silo.policy)
 
 
+def test_the_servers_copy_may_be_spelled_as_the_silos_spell_theirs_and_what_only_a_card_names_is_not_run(home, capsys, monkeypatch):
+    silo, card = made(home, registry=None), home / "silo/silo.json"
+    (home / "server").mkdir()
+    (home / "server/model.py").write_text(CODE)
+    approve(compare(Path(silo.policy), propose(silo, "second", "--model", f"{home / 'server/model.py'}:build")))
+    assert read_card(card).model == "model.py:build"
+    monkeypatch.chdir(home / "server")
+    capsys.readouterr()
+    assert silodp("federation", "propose", "third", "--card", card, "--prox", "squared-l2:0.1") == 2
+    assert "give this server's own copy of it with --model FILE.py:NAME" in " ".join(capsys.readouterr().err.split())
+    assert not (home / "server/third.toml").exists()
+    assert silodp("federation", "propose", "third", "--card", card, "--prox", "squared-l2:0.1", "--model", "model.py:build") == 0
+
+
 def test_a_study_whose_words_make_another_definition_is_not_approved(home):
     silo = made(home, registry=None)
     study, before = propose(silo, "second", "--model", "logistic"), Path(silo.policy).read_bytes()

@@ -88,7 +88,7 @@ def test_a_server_builds_the_same_problem_from_the_card_and_its_own_copy_of_a_fi
     made = silo(tmp_path, pictures, f"{file}:halves")
     card = read_card(Path(made.policy).with_name("silo.json"))
     with pytest.raises(BadInput, match=r"with --feature-map FILE.py:NAME"):
-        problem_of(card)
+        problem_of(card, Order())
     (tmp_path / "here").mkdir()
     mine = tmp_path / "here" / "mine.py"
     mine.write_text(OWN)
@@ -107,7 +107,7 @@ def test_a_card_of_an_older_version_has_no_map(tmp_path, pictures):
     path.write_text(json.dumps(table))
     card = read_card(path)
     assert card.feature_map == ""
-    agree([card], problem_of(card))
+    agree([card], problem_of(card, Order()))
 
 
 class ByPlace:

@@ -154,12 +154,14 @@ def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path
     again = DurableLedger.open(tmp_path / "ledger.db")
     again.verify()
     ledger_of_query = again.for_query(
-        query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", round=asked("q5")[0].shuffle_round
+        query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", generation=0, round=asked("q5")[0].shuffle_round
     )
     with pytest.raises(Refused, match="round"):
         ledger_of_query.charge(asked("q5")[0].query.event(), [0])
     with pytest.raises(Refused, match="round"):
-        again.for_query(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r").charge(asked("q6")[0].query.event(), [0])
+        again.for_query(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r", generation=0).charge(
+            asked("q6")[0].query.event(), [0]
+        )
 
 
 def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_limited(tmp_path):
@@ -220,7 +222,7 @@ def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_p
 def test_of_two_processes_that_both_find_room_for_one_answer_only_one_is_charged(tmp_path):
     door, ledger = silo(tmp_path)
     assert code(door, asked("q1")[1]) == "answered"
-    about = {"digest": b"x" * 32, "kind": "anchor", "asker": "a", "run": "r", "most_local": 1.01 * ledger.local()}
+    about = {"digest": b"x" * 32, "kind": "anchor", "asker": "a", "run": "r", "generation": 0, "most_local": 1.01 * ledger.local()}
     _, kept = silo(tmp_path / "b")
     queries = [
         DurableLedger.open(kept.path).for_query(query_id=name, round=asked(name, round=name)[0].shuffle_round, **about)

@@ -135,18 +135,13 @@ def analyze_counts(total: np.ndarray, clip: float, contributions: int, parameter
     return mean_in_total(total, clip, contributions, parameters.levels, parameters.noise_bits, parameters.p)
 
 
-def variance(parameters: Parameters, contributions: int, clip: float, values: np.ndarray | None = None) -> np.ndarray:
-    """Of the mean, for each coordinate: (2L / g m)^2 (sum of f (1 - f) + m b p (1 - p)), f the part that rounding decides.
+def variance(parameters: Parameters, contributions: int, clip: float) -> float:
+    """Of the mean, for each coordinate, at most: (2L / g m)^2 (m / 4 + m b p (1 - p)).
 
-    Without the values, the most that it can be: f (1 - f) <= 1/4.
+    In place of m / 4 it has the sum of f (1 - f), f the part of a value that rounding decides.
     """
-    if values is None:
-        rounding: np.ndarray | float = contributions / 4
-    else:
-        f = (lattice(values, clip, parameters.levels) & (2**_FRACTION_BITS - 1)) / 2.0**_FRACTION_BITS
-        rounding = (f * (1 - f)).sum(axis=0)
     noise = contributions * parameters.noise_bits * parameters.p * (1 - parameters.p)
-    return np.asarray((2 * clip / (parameters.levels * contributions)) ** 2 * (rounding + noise))
+    return (2 * clip / (parameters.levels * contributions)) ** 2 * (contributions / 4 + noise)
 
 
 def message_bits(parameters: Parameters, records: int, dimension: int) -> dict[str, int]:

@@ -59,7 +59,7 @@ def call(*, count: int, contributions: int, dimension: int, clip: float, epsilon
     """A run of P_vec with the proven parameters at min(epsilon, 15)."""
     epsilon = min(LARGEST_EPSILON, epsilon)
     proven = shuffle.proven(contributions, dimension, epsilon, delta)
-    std = sqrt(float(shuffle.variance(proven, contributions, clip)))
+    std = sqrt(shuffle.variance(proven, contributions, clip))
     return Call(
         count=count, contributions=contributions, clip=clip, epsilon=epsilon, delta=delta, levels=proven.levels,
         noise_bits=proven.noise_bits, p=proven.p, noise_std=std,

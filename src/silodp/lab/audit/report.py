@@ -32,7 +32,6 @@ from silodp.lab.runfolder import make_folder, write_environment
 from silodp.lab.studies.sweep import Tick, spread
 from silodp.server.algorithms import ALGORITHMS, find
 
-RUNS = 20_000
 CLAIMS = (1.0, 6.0)
 ALARM = 1e-6
 """An alarm is raised where the estimate is above the claim at confidence 1 - ALARM: the false-alarm rate of a row."""

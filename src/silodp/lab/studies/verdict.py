@@ -155,7 +155,6 @@ class Trials:
     arm: str
     setting: dict[str, float]
     loss: float
-    losses: tuple[float, ...]
     errors: tuple[float, ...]
     spent: float
 
@@ -182,9 +181,7 @@ def tuned(
             best = int(np.nan_to_num(loss.mean(1), nan=math.inf).argmin())
             setting = {k: v for k, v in chosen[e].items() if k != "epsilon"} if chosen else settings[best]
             spent = math.inf if known is True else max(known["spent"])
-            rows[epsilon, output] = Trials(
-                arm.name, setting, float(loss[best].mean()), tuple(loss[best].tolist()), tuple(error[best].tolist()), spent
-            )
+            rows[epsilon, output] = Trials(arm.name, setting, float(loss[best].mean()), tuple(error[best].tolist()), spent)
     return rows
 
 

@@ -72,11 +72,11 @@ def noise(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...
         multipliers = {kind: float(torch.as_tensor(m.noise_multiplier).flatten()[0]) for kind, m in mechanisms.items()}
         for kind, value in multipliers.items():
             found.setdefault(kind, []).append(value)
-        found["spent"].append(_spent(run, mechanisms, multipliers, n, budget.delta))
+        found["spent"].append(_spent(run, mechanisms, multipliers, budget.delta))
     return found
 
 
-def _spent(run, mechanisms, multipliers: dict[str, float], n: int, delta: float) -> float:
+def _spent(run, mechanisms, multipliers: dict[str, float], delta: float) -> float:
     from silodp.server.federation import Everyone
 
     releases: dict[tuple[Sampling, float], int] = {}

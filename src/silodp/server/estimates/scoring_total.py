@@ -54,5 +54,5 @@ def score_total(channel: Channel, query: Query, *, counts: Sequence[int], held_o
         logs = "; the gates' logs say why, and their policies must allow ScoreTotal" if stop.codes else ""
         raise BadInput(f"there is no total of the scores: {stop}{logs}") from None
     records, held = sum(counts), sum(held_out)
-    own = math.sqrt(float(variance(Parameters(int(m.levels), int(m.noise_bits), m.p), records, float(m.clip)))) * records / held
+    own = math.sqrt(variance(Parameters(int(m.levels), int(m.noise_bits), m.p), records, float(m.clip))) * records / held
     return [scores_of("all", held, value.numpy(), own, asked_of(**asked)[0])]

@@ -119,7 +119,7 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
                     f"its witness {closing.witness} has last seen entry {seen}, and not entry {closing.restored_at[0]}, the backup's last"
                 )
             file.append(connection, "confirm", event={"witness": closing.witness, "count": seen})
-        _pin(file)
+        file.pin()
     return ""
 
 
@@ -131,7 +131,7 @@ def write_off(path: Path, *, anchor: Path | None = None) -> None:
             if file.tally.closing.closed == MOVED:
                 file.check_open()
             file.append(connection, "write-off", event={})
-        _pin(file)
+        file.pin()
 
 
 def bury(path: Path, key: Ed25519PrivateKey, arrival: str, to: str, *, anchor: Path | None = None) -> None:
@@ -158,7 +158,7 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
                 if what == "witness" or place.exists():  # an anchor of this place, if it has been here before
                     check_seen(connection, file.tally, place, what)
             file.append(connection, "arrive", event={"signature": signed(key, "arrive", file.tally.head)})
-        _pin(file)
+        file.pin()
 
 
 def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
@@ -199,9 +199,3 @@ def _put_aside(path: Path, anchor: Path | None) -> None:
         os.replace(path, f"{path}.{datetime.now(UTC):%Y%m%dT%H%M%S}.lost")
         return
     raise BadInput(f"the ledger {path} is whole and agrees with its anchor: there is nothing to restore")
-
-
-def _pin(file: LedgerFile) -> None:
-    with file.transaction():
-        for _, place in file.places(file.tally):
-            write_anchor(place, file.tally)

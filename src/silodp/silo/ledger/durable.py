@@ -36,7 +36,6 @@ class DurableLedger:
 
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
-        self._generation: int | None = None  # the generation of the records that this object was last shown
 
     @classmethod
     def create(
@@ -83,9 +82,7 @@ class DurableLedger:
             except (OSError, sqlite3.Error) as error:
                 raise BadInput(f"the ledger {file.path} cannot be written: {reason(error)}") from None
             undo.pop_all()
-        ledger = cls.open(path, anchor=anchor)
-        ledger._generation = 0
-        return ledger
+        return cls.open(path, anchor=anchor)
 
     @classmethod
     def open(cls, path: Path, *, anchor: Path | None = None) -> DurableLedger:
@@ -109,8 +106,8 @@ class DurableLedger:
         kind: str,
         asker: str,
         run: str,
+        generation: int,
         round: str = "",
-        generation: int | None = None,
         most_local: float = math.inf,
         now: float | None = None,
     ) -> QueryLedger:
@@ -124,17 +121,16 @@ class DurableLedger:
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
         if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
             raise Refused("id")
-        records = self._generation if generation is None else generation
-        return QueryLedger(self._file, records, most_local, now, round=round, **about, digest=digest.hex())
+        return QueryLedger(self._file, generation, most_local, now, round=round, **about, digest=digest.hex())
 
-    def partition(self, name: str, batches: int, *, generation: int | None = None) -> np.ndarray:
+    def partition(self, name: str, batches: int, *, generation: int) -> np.ndarray:
         """The stored permutation of range(n) for this partition: drawn once, durable before its first use, and never drawn again.
 
         It holds for the records as they were checked; once they change, another is drawn, whose batches are charged on top of the old ones.
         """
         file = self._file
         with file.change() as connection:
-            file.check_generation(self._generation if generation is None else generation)
+            file.check_generation(generation)
             tally, key = file.tally, file.sketch(connection).key
             entry = tally.partitions.get((name, batches, tally.generation))
             if entry is None:
@@ -172,11 +168,6 @@ class DurableLedger:
         if known.answer:
             connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
         return self._file.append(connection, "purge", event={}, after=after, **about)
-
-    def check_identity(self, x: object, y: object, exact: bytes = b"", *, registry: Path | None = None) -> float:
-        """`recognise`, for an object that serves one set of records at a time; gives the share of them that the ledger knows."""
-        known, self._generation = self.recognise(x, y, exact, registry=registry)
-        return known
 
     def recognise(
         self,

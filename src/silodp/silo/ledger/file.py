@@ -151,7 +151,7 @@ class LedgerFile:
         self._anchored = -1  # until `pin` has looked
         return entry
 
-    def check_generation(self, generation: int | None) -> None:
+    def check_generation(self, generation: int) -> None:
         """Within a transaction: refuses whoever has other records than those that the ledger was last shown."""
         if generation != self.tally.generation:
             raise Refused("ledger")

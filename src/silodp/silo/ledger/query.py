@@ -7,7 +7,7 @@ import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
@@ -23,9 +23,7 @@ class QueryLedger:
     Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
     """
 
-    def __init__(
-        self, file: LedgerFile, generation: int | None, most_local: float, now: float | None, *, round: str = "", **about: str
-    ) -> None:
+    def __init__(self, file: LedgerFile, generation: int, most_local: float, now: float | None, *, round: str = "", **about: str) -> None:
         self._file, self._generation, self._most_local, self._about = file, generation, most_local, about
         self._now = time.time() if now is None else now
         self._round = {"round": round} if round else {}
@@ -83,8 +81,7 @@ class QueryLedger:
 
     def _price(self, data: dict) -> tuple[str, float]:
         event = event_of(data)
-        if self._generation is not None or event.sampling.bucket:
-            self._file.check_generation(self._generation)
+        self._file.check_generation(self._generation)
         try:
             return self._file.tally.price(event)
         except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
@@ -133,9 +130,3 @@ class QueryLedger:
                 connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
         self.answer = stored
         return stored
-
-    def settle(self, event: Event, silos: Sequence[int], compute: Callable[[], bytes]) -> bytes:
-        """All of it in the only right order: the stored answer, or else charge, compute, store. What it returns is what may be sent."""
-        if self.answer is None:
-            self.charge(event, silos)
-        return self.answer if self.answer is not None else self.store(compute())

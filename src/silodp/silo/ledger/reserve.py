@@ -62,7 +62,7 @@ def take(
     events: Sequence[Event | TotalEvent],
     caps: Caps,
     now: float,
-    generation: int | None,
+    generation: int,
 ) -> Outcome:
     """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from silodp.core.errors import BadInput
@@ -31,7 +33,7 @@ from silodp.wire.socket import CODES
 
 pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
 
-SILOS = ["a", "b", "c"]
+SILOS, MODIFIED = ["a", "b", "c"], ["x0", "x1", "x2"]
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
 GATE = """
 import os, socket, sys, threading, time
@@ -100,6 +102,33 @@ class ModifiedServer(FLComponent):
         return payload if isinstance(payload, bytes) else f"{reply.headers}".encode()
 
 
+class ModifiedSilo(FLComponent):
+    """What a silo that does not keep to NVFlare's rules can send to the server: beginnings of streams, with whatever size they claim."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def handle_event(self, event_type, fl_ctx):
+        if event_type == EventType.SYSTEM_START:
+            self.cell = fl_ctx.get_engine().cell
+            threading.Thread(target=serve_hub, args=(self.path, self.attack, list, threading.Event()), daemon=True).start()
+
+    def attack(self, frames, timeout):
+        from nvflare.fuel.f3.message import Message
+        from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
+
+        channel, encoding, count, size = frames["x"].decode().split()
+        for number in range(int(count)):
+            headers = {
+                StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: FETCH, StreamHeaderKey.SIZE: int(size), StreamHeaderKey.OFFSET: 0,
+                StreamHeaderKey.STREAM_ID: time.monotonic_ns(), StreamHeaderKey.SEQUENCE: 0, StreamHeaderKey.DATA_TYPE: StreamDataType.CHUNK,
+                StreamHeaderKey.STREAM_REQ_ID: f"{number}", StreamHeaderKey.PAYLOAD_ENCODING: encoding,
+            }  # fmt: skip
+            self.cell.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, "server", Message(headers, b"x"))
+        return {"x": b"sent"}
+
+
 def _datum(path: str) -> bytes:
     import msgpack
     from nvflare.fuel.utils.fobs import lobs
@@ -125,7 +154,7 @@ def gates(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, gates):
     folder = tmp_path_factory.mktemp("fed") / "f"
-    site.provision(folder, [*SILOS, "d"])
+    site.provision(folder, [*SILOS, "d", *MODIFIED])
     resources = folder / "kits" / "server" / "local" / "resources.json"
     settings = json.loads(resources.read_text())
     spy = {"id": "modified", "path": "test_nvflare.ModifiedServer", "args": {"path": str(folder / "modified.sock")}}
@@ -139,6 +168,26 @@ def folder(tmp_path_factory, gates):
         site.stop(folder)
     assert not any(group_runs(pid) for pid in pids)
     assert not (folder / "hub.sock").exists()
+
+
+@pytest.fixture
+def modified_silo(request, folder, gates, hub):
+    """One more silo, whose engine says what it is told. Each test has its own: what one has begun keeps it from being heard for a minute."""
+    kit = folder / "kits" / request.param
+    site.settle_silo(kit, gates["a"])
+    resources = kit / "local" / "resources.json"
+    settings = json.loads(resources.read_text()) | {"class_list_enforcement_mode": "off"}
+    settings["components"].append({"id": "modified", "path": "test_nvflare.ModifiedSilo", "args": {"path": str(kit / "x.sock")}})
+    resources.write_text(json.dumps(settings))
+    client = subprocess.Popen(site.command(kit), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        _until(lambda: (kit / "x.sock").exists() and request.param in hub.names())
+        yield Hub(kit / "x.sock")
+    finally:
+        os.killpg(client.pid, signal.SIGKILL)
+        client.wait()
+        (kit / "x.sock").unlink(missing_ok=True)
+    _until(lambda: hub.names() == SILOS)
 
 
 @pytest.fixture
@@ -167,7 +216,7 @@ def test_a_ticket_is_good_once_and_nothing_of_the_servers_but_a_ticket_goes_back
 
     class Server:
         def new_context(self):
-            return contextlib.nullcontext()
+            return contextlib.nullcontext(FLContext())
 
         def send_aux_request(self, targets, topic, request, timeout, fl_ctx, optional):
             told.append(sorted(request))
@@ -181,7 +230,7 @@ def test_a_ticket_is_good_once_and_nothing_of_the_servers_but_a_ticket_goes_back
             assert "frame" not in again
             return found
 
-    class Context:
+    class Context(FLContext):
         def get_engine(self):
             return Client()
 
@@ -204,7 +253,7 @@ def test_a_courier_that_knows_no_tickets_is_sent_the_frame_itself(tmp_path):
 
     class Server:
         def new_context(self):
-            return contextlib.nullcontext()
+            return contextlib.nullcontext(FLContext())
 
         def send_aux_request(self, targets, topic, request, timeout, fl_ctx, optional):
             return {"a": {"reply": request["frame"]} if "frame" in request else {"code": "malformed"}}
@@ -387,6 +436,97 @@ def test_a_modified_server_reads_no_file_by_the_engines_own_network_commands(fol
         assert b"PRIVATE KEY" not in heard
         assert b"no callback" in heard or b"timeout" in heard, words
     assert (folder / "authority").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(("modified_silo", "channel"), [("x0", "aux_communication"), ("x1", "return_only")], indirect=["modified_silo"])
+def test_a_silo_that_begins_streams_and_ends_none_keeps_no_other_from_being_heard(hub, modified_silo, channel):
+    asked = {"a": b"short", "b": bytes(range(256)) * 2**13}  # one that is sent, and one that is fetched
+    assert modified_silo.exchange({"x": f"{channel} fobs 200 100".encode()}, PATIENCE)
+    assert hub.exchange(asked, 30.0) == {name: frame[::-1] for name, frame in asked.items()}
+
+
+def test_one_connection_that_says_nothing_keeps_nobody_out(folder):
+    with socket.create_connection(_address(folder)):
+        assert site.explain(folder / "kits" / "d").startswith("accepted")
+
+
+@pytest.mark.parametrize("modified_silo", ["x2"], indirect=True)
+def test_no_memory_is_taken_for_what_a_silo_only_announces(folder, hub, modified_silo):
+    from nvflare.fuel.f3.sfm.prefix import Prefix
+
+    before = _memory(folder)
+    assert modified_silo.exchange({"x": f"aux_communication bytes 8 {2**28}".encode()}, PATIENCE)
+    startup = folder / "kits" / "x2" / "startup"
+    trust = ssl.create_default_context(cafile=startup / "rootCA.pem")
+    trust.check_hostname = False
+    trust.load_cert_chain(startup / "client.crt", startup / "client.key")
+    announced = bytearray(16)
+    Prefix(2**31 - 2**22, 0, 1, 0, 0, 0, 1, 0).to_buffer(announced, 0)
+    with socket.create_connection(_address(folder)) as line, trust.wrap_socket(line) as secured:
+        secured.sendall(announced)
+        secured.settimeout(60.0)
+        while secured.recv(2**16):  # greetings, until the server hangs up
+            pass
+    assert hub.exchange({"a": b"frame"}, PATIENCE) == {"a": b"emarf"}
+    assert _memory(folder) - before < 2**28
+
+
+def test_types_that_do_more_than_hold_values_are_not_read(folder):
+    from nvflare.fuel.utils.fobs import fobs
+
+    from silodp.wire.nvflare.app import deafen, listens
+
+    class Engine:
+        cell = None
+
+    kept = dict(fobs._decomposers), set(fobs._type_name_whitelist), dict(fobs._dot_handlers)
+    try:
+        from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+
+        fobs.register(NumpyArrayDecomposer)
+        assert listens(Engine())
+        deafen(Engine())
+        assert not listens(Engine())
+        with pytest.raises(ValueError, match="not allowed"):
+            fobs.Packer(None).unpack({"__fobs_type__": "numpy.ndarray", "__fobs_data__": {}, "__fobs_dc__": None})
+        assert fobs.get_dot_handler(NumpyArrayDecomposer().get_download_dot()) is None
+    finally:
+        for own, old in zip((fobs._decomposers, fobs._type_name_whitelist, fobs._dot_handlers), kept, strict=True):
+            own.update(old)
+
+
+def test_a_call_ends_though_a_byte_comes_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr("silodp.wire.nvflare.app.BEYOND", 0.1)
+    hub, courier = ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed")), Courier(str(tmp_path / "gate"))
+
+    class Engine:
+        """As NVFlare's, which waits on while there is progress, until it is told to stop."""
+
+        def new_context(self):
+            return contextlib.nullcontext(FLContext())
+
+        def send_aux_request(self, *words, **settings):
+            (context,) = (word for word in words if isinstance(word, FLContext))
+            _until(lambda: context.get_run_abort_signal().triggered)
+            return {}
+
+    hub._engine = Engine()
+    assert hub._ask("a", Frames.of({"a": b"frame"}), 0.1) is None
+    context = FLContext()
+    context.get_engine = Engine
+    assert courier._carry(TOPIC, Shareable({"ticket": "0" * 32, "timeout": 0.1}), context)["code"] == "malformed"
+
+
+def _address(folder):
+    target = json.loads((folder / "kits" / "d" / "startup" / "fed_client.json").read_text())["servers"][0]["service"]["target"]
+    return "127.0.0.1", int(target.rpartition(":")[2])
+
+
+def _memory(folder) -> int:
+    """Bytes that the server's engine has had at most."""
+    pid = json.loads((folder / "processes.json").read_text())["server"][0]
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
 
 
 def _modified(folder):

@@ -21,9 +21,11 @@ from typing import Any
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.fobs import fobs as engine_format
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
@@ -31,25 +33,32 @@ from silodp.host import metrics
 from silodp.host.frames import Frames
 from silodp.wire.hub import GRACE, LONG, LONGEST, Turns, serve_hub
 from silodp.wire.many import LARGEST
+from silodp.wire.nvflare import door
 from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
 from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 
 TOPIC, FETCH = "silodp", "silodp_fetch"
-DATUM = "nvflare.fuel.utils.fobs.datum.Datum"
+WITHOUT = ("nvflare.fuel.utils.fobs.datum.Datum", "numpy.ndarray")
+"""Types that no message of ours has. A Datum from the wire names a file that the engine would read when it sends it back; an array may be fetched from whoever the
+message says, for which a thread would wait for 40 minutes."""
 COMMANDS = "_net_manager:"
 AT_ONCE = 256
 """Silos that are asked at once: each takes two threads of the engine's process until it has answered. The others wait for their turn."""
+BEYOND = GRACE / 2
+"""Seconds beyond its time for a reply that is on its way at the end of it."""
 PING = 10.0
 """Seconds in which a courier that is there says so."""
 
 
 def deafen(engine: Any) -> None:
-    """The engine's network commands are none of ours: one of them echoes what it gets, and a Datum from the wire names a file that the
-    engine would read when it sends it back. Some are made after the components are, so this is done twice, and then checked."""
-    engine_format._decomposers.pop(DATUM, None)
-    engine_format._type_name_whitelist.discard(DATUM)
+    """The engine's network commands are none of ours: one of them echoes what it gets. Nor are types that do more than hold values. Some are made after the
+    components are, so this is done twice, and then checked."""
+    for kind in WITHOUT:
+        engine_format._decomposers.pop(kind, None)
+        engine_format._type_name_whitelist.discard(kind)
+    engine_format._dot_handlers.clear()  # what fetches
     known = _known(engine)
     for command in [name for name in known if name.startswith(COMMANDS)]:
         del known[command]
@@ -57,12 +66,29 @@ def deafen(engine: Any) -> None:
 
 def listens(engine: Any) -> bool:
     """Whether anything that `deafen` takes away is there still."""
-    return DATUM in engine_format._decomposers or any(name.startswith(COMMANDS) for name in _known(engine))
+    kinds = engine_format._decomposers.keys() | engine_format._type_name_whitelist | engine_format._dot_handlers.keys()
+    return not kinds.isdisjoint(WITHOUT) or bool(engine_format._dot_handlers) or any(name.startswith(COMMANDS) for name in _known(engine))
 
 
 def _known(engine: Any) -> dict[str, Any]:
     cell = getattr(engine, "cell", None)
     return cell.core_cell.req_reg.reg if cell else {}
+
+
+class _Until(Signal):
+    """Ends a call of the engine's after so many seconds: by itself the engine waits on for as long as a byte comes now and then."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._end = time.monotonic() + seconds
+
+    @property
+    def triggered(self) -> bool:
+        return time.monotonic() >= self._end
+
+
+def _end_after(seconds: float, fl_ctx: FLContext) -> None:
+    fl_ctx.set_prop(ReservedKey.RUN_ABORT_SIGNAL, _Until(seconds), private=True, sticky=False)
 
 
 class _Malformed(Exception):
@@ -75,6 +101,7 @@ class Courier(FLComponent):
     def __init__(self, socket: str, limit: int = LARGEST) -> None:
         super().__init__()
         self._gate = Socket(socket, limit=limit)
+        door.believe_no_sizes()  # before the engine calls anybody
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         engine: Any = fl_ctx.get_engine()
@@ -120,6 +147,7 @@ class Courier(FLComponent):
         if not re.fullmatch("[0-9a-f]{32}", ticket):
             return None
         engine: Any = fl_ctx.get_engine()
+        _end_after(timeout, fl_ctx)
         found = engine.send_aux_request(FETCH, Shareable({"ticket": ticket}), timeout, fl_ctx).get("frame")
         return found.data.get("frame") if isinstance(found, DXO) and isinstance(found.data, dict) else None
 
@@ -130,6 +158,8 @@ class ServerHub(FLComponent):
     def __init__(self, path: str, removed: str) -> None:
         super().__init__()
         self._path, self._removed, self._stop = Path(path), Path(removed), threading.Event()
+        door.believe_no_sizes()  # before the engine lets anybody in
+        door.share_fairly()
         self._engine: Any = None
         self._offered: dict[str, Callable[[], bytes]] = {}
         """What couriers may ask for, each once, under a word that only they were told."""
@@ -171,7 +201,7 @@ class ServerHub(FLComponent):
     def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
         """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one waits for the answer, in a thread."""
         known, given = [name for name in self._registered() if name in frames], Frames.of(frames)
-        return iter(Turns(known, lambda name, left: self._ask(name, given, left), timeout, at_once=AT_ONCE, beyond=GRACE / 2))
+        return iter(Turns(known, lambda name, left: self._ask(name, given, left), timeout, at_once=AT_ONCE, beyond=BEYOND))
 
     def _ask(self, name: str, frames: Frames, left: float) -> bytes | None:
         deadline = time.monotonic() + left
@@ -202,5 +232,6 @@ class ServerHub(FLComponent):
             return {}
         with self._engine.new_context() as fl_ctx:
             request = Shareable(content | {"timeout": left})
+            _end_after(left + BEYOND, fl_ctx)
             answers = self._engine.send_aux_request([name], TOPIC, request, left, fl_ctx, optional=True)
         return (answers or {}).get(name, {})

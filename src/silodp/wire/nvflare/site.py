@@ -21,12 +21,17 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
+from silodp.wire.many import LARGEST
 from silodp.wire.nvflare.kits import ORG, PROJECT, REMOVED, SERVER, issue
 from silodp.wire.site import Processes, attended, connected, free_port, warn
 from silodp.wire.tunnel import tunnel
 
 HEARTBEAT, LOST = 2, 8
 """Seconds between a client's signs of life, and without one after which the server no longer lists it."""
+MESSAGE = LARGEST + 2**20
+"""Bytes that the engine takes for one message: the longest frame, and what is around it."""
+SILENCE = 60
+"""Seconds after which the server waits no more for the rest of a message."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
 SAFE = {"PYTHONSAFEPATH": "1", "MALLOC_ARENA_MAX": "2"}
 """What `-P` is for us, for the processes that the engine starts: no code from the current folder. And memory that one of its many threads has let go of is
@@ -91,7 +96,7 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
     }
     _write(local / "resources.json", resources)
     _write(local / "authorization.json", _nobody())
-    _write(local / "comm_config.json", {"allow_adhoc_conns": False})  # no client talks to another
+    _write(local / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE})  # no client talks to another
     _write(local / "log_config.json", _log())
 
 
@@ -124,6 +129,7 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
         ],
     }
     _write(local / "resources.json", resources)
+    _write(local / "comm_config.json", {"streaming_max_blob_size": MESSAGE, "streaming_read_timeout": SILENCE})
     _write(local / "log_config.json", _log())
 
 

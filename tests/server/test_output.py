@@ -1,10 +1,15 @@
 """Which iterate a run hands over."""
 
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from silodp.core.errors import BadInput
+from silodp.server.kept import Kept
+from silodp.server.loop import Run
 from silodp.server.output import RULES, output
 
 
@@ -64,3 +69,46 @@ def test_an_unknown_rule_is_refused_before_the_run_begins():
 
     with pytest.raises(BadInput, match="output rule 'best' is unknown; choose one of last, random, tail"):
         output(run(), "best")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_iterates_in_a_file_give_the_same_to_the_last_bit_and_are_not_held(tmp_path, rule):
+    generator, kept, plain, alive = torch.Generator().manual_seed(0), Kept(tmp_path), [], []
+    for _ in range(7):
+        w = torch.randn(1, 5, generator=generator)
+        kept.append(w)
+        plain.append(w.clone())
+        alive.append(weakref.ref(w))
+    del w
+    assert [ref() is not None for ref in alive] == [False] * 6 + [True]
+    assert torch.equal(output(kept, rule, seed=3), output(plain, rule, seed=3))
+    assert [torch.equal(found, w) for found, w in zip(kept, plain, strict=True)] == [True] * 7
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
+    def walk(fed, problem, w):
+        for _ in range(20):
+            w = w + 1.0
+            yield w
+
+    class Short(Run):
+        def _federation(self):
+            return SimpleNamespace()
+
+        def _made(self, w):
+            made.append(weakref.ref(w))
+            held.append(sum(ref() is not None for ref in made))
+
+        def _write(self, w):
+            handed.append(w)
+
+    made, held, handed = [], [], []
+    order = SimpleNamespace(output=rule, rounds=20, step=1.0)
+    prepared = SimpleNamespace(order=order, settings={"rounds": 20}, run=walk, mechanisms={})
+    problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
+    for _ in Short(prepared, problem, tmp_path, 3):
+        pass
+    assert max(held) <= 2
+    assert torch.equal(handed[0], output([torch.full((1, 2), t + 1.0) for t in range(20)], rule, seed=3))

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from silodp.wire.nvflare import kits, site
 from silodp.wire.nvflare.app import FETCH, TOPIC, Courier, ServerHub
 from silodp.wire.site import group_runs
 from silodp.wire.socket import CODES
+from silodp.wire.sweep import PIECE, ROOM
 
 pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
 
@@ -79,6 +82,9 @@ class ModifiedServer(FLComponent):
         found = {}
         for name, frame in frames.items():
             topic, _, body = frame.decode().partition(" ")
+            if topic == "left":
+                found[name] = str(self.left()).encode()
+                continue
             if topic.startswith("net:"):
                 found[name] = self.network_command(topic.removeprefix("net:"), name, body, timeout)
                 continue
@@ -86,6 +92,13 @@ class ModifiedServer(FLComponent):
             reply = self.cell.send_request(CellChannel.CLIENT_MAIN, topic, name, request, timeout)
             found[name] = str(getattr(reply.payload, "body", reply.payload)).encode()
         return found
+
+    def left(self) -> int:
+        """Bytes of sent messages that the engine still holds; from now on Python looks for none of them by itself."""
+        from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+
+        gc.disable()
+        return sum(task.stream.get_size() + len(task.buffer) for task in gc.get_objects() if isinstance(task, TxTask))
 
     def network_command(self, topic, name, path, timeout) -> bytes:
         """A command of the network under the engine; with a path, its content is a Datum, which the engine reads when it sends it back."""
@@ -260,6 +273,29 @@ def test_a_courier_that_knows_no_tickets_is_sent_the_frame_itself(tmp_path):
 
     hub._engine = Server()
     assert hub._ask("a", Frames.of({"a": frame}), PATIENCE) == frame
+
+
+def test_what_the_engine_still_holds_of_sent_frames_has_a_bound(hub, folder):
+    frames, modified = dict.fromkeys(SILOS, bytes(2**22)), _modified(folder)
+    for _ in range(10):  # 120 MiB, of which nothing else would be let go of
+        modified.exchange({"a": b"left"}, PATIENCE)
+        assert sorted(hub.exchange(frames, PATIENCE)) == SILOS
+    assert int(modified.exchange({"a": b"left"}, PATIENCE)["a"]) < ROOM + 8 * 2**22
+
+
+def test_a_courier_lets_go_of_what_lies_about(gates):
+    class Half:
+        def __init__(self):
+            self.own = self
+
+    courier, left = Courier(str(gates["a"])), weakref.ref(Half())
+    gc.disable()
+    try:
+        for _ in range(ROOM // PIECE):
+            assert _carry(courier, frame=b"frame", timeout=PATIENCE) == {"reply": b"emarf"}
+    finally:
+        gc.enable()
+    assert left() is None
 
 
 def test_a_silo_whose_gate_is_missing_is_the_only_one_missing(hub, gates):

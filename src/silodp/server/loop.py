@@ -5,6 +5,7 @@ Whom it asks, and what it keeps beside the model (a transcript, a journal), is f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from silodp.host import atomic
 from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
+from silodp.server.kept import Kept
 from silodp.server.output import output
 from silodp.server.prepare import AGAINST, Prepared
 
@@ -38,14 +40,15 @@ class Run:
 
     def __iter__(self) -> Iterator[Any]:
         """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
-        start, kept = self.problem.initial([self._coin]), list[Tensor]()
+        start = self.problem.initial([self._coin])
+        kept = deque[Tensor](maxlen=1) if self.made.order.output == "last" else Kept(self.folder)
         fed: Keeping | None = None
         try:
             fed = Keeping(self._federation())
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
-                kept = [w] if self.made.order.output == "last" else [*kept, w]
+                kept.append(w)
                 self.iterates += 1
                 self._made(w)
                 yield self._told()
@@ -57,7 +60,7 @@ class Run:
             raise
         finally:
             self._close()
-        if not kept:
+        if not len(kept):
             raise BadInput(f"the run ended before its first iterate: {self.ended}{self._without_model()}")
         assert fed is not None  # there are iterates
         fed.write(self.folder)

@@ -9,17 +9,21 @@ import numpy as np
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.server.kept import Kept
 from silodp.server.order import OUTPUTS as RULES
 
 
-def output(iterates: Iterable[Tensor], rule: str = "last", *, seed: int = 0) -> Tensor:
+def output(iterates: Iterable[Tensor] | Kept, rule: str = "last", *, seed: int = 0) -> Tensor:
     """Runs the generator to its end. All three rules are post-processing of releases, so none costs privacy."""
     if rule not in RULES:
         raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
-    points = list(deque(iterates, maxlen=1 if rule == "last" else None))
-    if not points:
+    points = iterates if isinstance(iterates, Kept) else list(deque(iterates, maxlen=1 if rule == "last" else None))
+    if not len(points):
         raise BadInput("the algorithm made no step; give it at least one round")
     if rule == "random":
         return points[int(np.random.default_rng(seed).integers(len(points)))]
-    tail = points[len(points) // 2 :]
-    return sum(tail[1:], tail[0]) / len(tail)
+    first = len(points) // 2 if rule == "tail" else len(points) - 1
+    total = points[first]
+    for place in range(first + 1, len(points)):
+        total = total + points[place]
+    return total / (len(points) - first)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import tempfile
@@ -18,6 +19,7 @@ from silodp.core.events import Event
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, budget_array
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.silo.ledger import file as ledgerfile
+from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.memory import MemoryLedger
 
@@ -83,6 +85,18 @@ def test_a_repeated_id_returns_the_first_bytes_and_costs_nothing(folder):
         late.charge(CHEAP, [0])
         assert late.store(b"third") == late.answer == b"first"
     assert ledger.head() == before
+
+
+def test_of_an_answered_question_one_entry_is_held_and_of_words_that_all_have_one_copy(folder):
+    made = make(folder)
+    for number in range(20):
+        ask(made, f"q{number}")
+    for ledger in (made, DurableLedger.open(folder / "a.ledger")):
+        queries = ledger._file.tally.queries.values()
+        held = [held for known in queries for held in gc.get_referents(known) if isinstance(held, Entry)]
+        assert held == [known.charge for known in queries]
+        assert len(held) == 20
+        assert all(len({id(getattr(entry, word)) for entry in held}) == 1 for word in ("act", "run", "asker", "kind", "bucket"))
 
 
 def test_an_id_with_other_content_is_refused(folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -187,11 +188,14 @@ class Entry:
             values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
             if values["hash"] == hashed("entry", row[:-1]):
                 values |= {name: float.fromhex(values[name]) for name in ("amount", "total")}
+                values |= {name: sys.intern(values[name]) for name in _REPEATED}
                 return cls(**values)
         except (TypeError, ValueError, OverflowError):
             pass
         raise Altered(f"entry {row[0]} does not match its hash")
 
 
+_REPEATED = ("act", "run", "asker", "kind", "bucket")
+"""What thousands of entries have in common: a gate that holds them for years holds these words once."""
 COLUMNS = tuple(f.name for f in fields(Entry))
 _values = operator.attrgetter(*COLUMNS)

@@ -163,7 +163,7 @@ class LedgerFile:
         if known is None or known.answer is None or known.purged:
             return None
         row = connection.execute("SELECT bytes FROM answers WHERE sequence = ?", (known.answer.sequence,)).fetchone()
-        if row is None or not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != known.answer_sha256:
+        if row is None or not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != known.answer.sha256:
             raise Altered(f"the stored answer of entry {known.answer.sequence} is gone or was altered")
         return row[0]
 

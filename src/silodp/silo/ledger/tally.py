@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,17 +27,20 @@ SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
 
 
-@dataclass
+class Stored(NamedTuple):
+    """All that is held of an answer's entry: its number, and the SHA-256 of the bytes."""
+
+    sequence: int
+    sha256: str
+
+
+@dataclass(slots=True)
 class Known:
-    """What has become of a query id."""
+    """What has become of a query id. There is one of every question that was ever charged, for as long as a gate runs."""
 
     charge: Entry
-    answer: Entry | None = None
+    answer: Stored | None = None
     purged: bool = False
-
-    @property
-    def answer_sha256(self) -> str:
-        return json.loads(self.answer.event)["sha256"] if self.answer else ""
 
 
 @dataclass
@@ -182,7 +185,7 @@ class Tally:
             case "hold" | "release", None if self.holds.note(entry, data, lambda event: self.price(event_of(event))):
                 pass
             case "answer", Known(answer=None, purged=False):
-                known.answer = entry
+                known.answer = Stored(entry.sequence, data["sha256"])
             case "purge", Known(purged=False):
                 known.purged = True
             case "partition", None if (data["partition"], data["batches"], self.generation) not in self.partitions:

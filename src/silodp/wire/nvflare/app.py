@@ -38,6 +38,7 @@ from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
 from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
+from silodp.wire.sweep import Sweep
 
 TOPIC, FETCH = "silodp", "silodp_fetch"
 WITHOUT = ("nvflare.fuel.utils.fobs.datum.Datum", "numpy.ndarray")
@@ -100,7 +101,7 @@ class Courier(FLComponent):
 
     def __init__(self, socket: str, limit: int = LARGEST) -> None:
         super().__init__()
-        self._gate = Socket(socket, limit=limit)
+        self._gate, self._sweep = Socket(socket, limit=limit), Sweep()
         door.believe_no_sizes()  # before the engine calls anybody
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -121,6 +122,7 @@ class Courier(FLComponent):
                 self.logger.error("the engine still obeys commands of the server: the courier stops")
                 os._exit(2)
             watched("courier", Path(os.environ.get("SILODP_SITE", ".")))
+            self._sweep.begin()
 
     def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         answer = Shareable()
@@ -140,6 +142,7 @@ class Courier(FLComponent):
         except Exception:
             answer["code"] = "courier"  # no exception's text goes to the server
         metrics.count("silodp_carried_total", code=answer.get("code", "replied"))
+        self._sweep.carried(len(answer.get("reply", b"")))
         return answer
 
     def _fetched(self, ticket: str, timeout: float, fl_ctx: FLContext) -> object:
@@ -157,7 +160,7 @@ class ServerHub(FLComponent):
 
     def __init__(self, path: str, removed: str) -> None:
         super().__init__()
-        self._path, self._removed, self._stop = Path(path), Path(removed), threading.Event()
+        self._path, self._removed, self._stop, self._sweep = Path(path), Path(removed), threading.Event(), Sweep()
         door.believe_no_sizes()  # before the engine lets anybody in
         door.share_fairly()
         self._engine: Any = None
@@ -180,6 +183,7 @@ class ServerHub(FLComponent):
             self._engine.register_aux_message_handler(FETCH, self._give)
             watched("server", Path(os.environ.get("SILODP_SITE", ".")))
             hub = self._path, self._exchange, self._names, self._stop, lambda: removed(self._removed)
+            self._sweep.begin()
             threading.Thread(target=serve_hub, args=hub, daemon=True).start()
         if event_type == EventType.SYSTEM_END:
             self._stop.set()
@@ -209,6 +213,7 @@ class ServerHub(FLComponent):
         if answer.get("code") == "malformed":  # it is short, or the courier's silodp is one that knew no tickets
             answer = self._send(name, {"frame": frames[name]}, deadline - time.monotonic())
         reply, code = answer.get("reply"), answer.get("code")
+        self._sweep.carried(frames.size(name))  # whether or not it answered
         if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
         self.logger.warning(f"{name} did not answer: {code if isinstance(code, str) and code in CODES else 'silent'}")  # no word of its own

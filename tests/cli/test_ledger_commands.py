@@ -185,7 +185,7 @@ def test_verify_of_a_missing_ledger_exits_2(silodp, tmp_path):
 def test_who_looks_after_a_ledger_loads_no_torch(data, silodp, tmp_path, rule, event):
     code, _, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 9, "--rule", rule)
     assert (code, error) == (0, "")
-    asked = {"query_id": "q", "digest": b"", "kind": "", "asker": "", "run": "", "round": "ab" * 32 if event.total else ""}
+    asked = {"query_id": "q", "digest": b"", "kind": "", "asker": "", "run": "", "round": "ab" * 32 if event.total else "", "generation": 0}
     DurableLedger.open(tmp_path / "l").for_query(**asked).charge(event, [0])
     code = """
 import sys

@@ -112,3 +112,15 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
         pass
     assert max(held) <= 2
     assert torch.equal(handed[0], output([torch.full((1, 2), t + 1.0) for t in range(20)], rule, seed=3))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("silodp.server.kept.tempfile.TemporaryFile", lambda dir: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    with pytest.raises(BadInput, match=r"cannot be kept in .* \(No space left on device\); make room there, or use --output last"):
+        Kept(tmp_path).append(torch.ones(1, 3))
+
+
+def test_a_run_that_made_no_iterate_left_no_file_open_in_its_folder(tmp_path):
+    with pytest.raises(BadInput, match="made no step"):
+        output(Kept(tmp_path), "tail")
+    assert not list(tmp_path.iterdir())

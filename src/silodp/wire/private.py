@@ -25,6 +25,8 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "nvflare.fuel.utils.fobs.fobs:_type_name_whitelist",
         "nvflare.fuel.utils.fobs.fobs:_dot_handlers",
         "nvflare.fuel.f3.cellnet.defs:Encoding.FOBS",
+        "nvflare.fuel.f3.cellnet.defs:MessagePropKey.COMMON_NAME",
+        "nvflare.fuel.f3.cellnet.core_cell:CoreCell.add_incoming_filter",
         "nvflare.fuel.f3.drivers.socket_conn:MAX_FRAME_SIZE",
         "nvflare.fuel.f3.drivers.tcp_driver:TcpStreamServer",
         "nvflare.fuel.f3.streaming.blob_streamer:BlobHandler.handle_blob_cb",

@@ -89,7 +89,8 @@ class _Until(Signal):
 
 
 def _end_after(seconds: float, fl_ctx: FLContext) -> None:
-    fl_ctx.set_prop(ReservedKey.RUN_ABORT_SIGNAL, _Until(seconds), private=True, sticky=False)
+    """`put`, not `set_prop`: the server's contexts have a sticky signal of its own, which that would not replace."""
+    fl_ctx.put(key=ReservedKey.RUN_ABORT_SIGNAL, value=_Until(seconds), private=True, sticky=False)
 
 
 class _Malformed(Exception):
@@ -164,6 +165,7 @@ class ServerHub(FLComponent):
         door.believe_no_sizes()  # before the engine lets anybody in
         door.share_fairly()
         self._engine: Any = None
+        self._guarded = False
         self._offered: dict[str, Callable[[], bytes]] = {}
         """What couriers may ask for, each once, under a word that only they were told."""
 
@@ -172,12 +174,15 @@ class ServerHub(FLComponent):
             try:
                 check("nvflare")
                 deafen(fl_ctx.get_engine())
+                if not self._guarded and (cell := getattr(fl_ctx.get_engine(), "cell", None)):
+                    door.know_by_certificate(cell)
+                    self._guarded = True
             except Exception as error:
                 self.logger.error(f"the engine's commands could not be closed: {error}: the server stops")
                 os._exit(2)
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
-            if not _known(self._engine) or listens(self._engine):
+            if not _known(self._engine) or listens(self._engine) or not self._guarded:
                 self.logger.error("the engine still obeys commands of the silos: the server stops")
                 os._exit(2)
             self._engine.register_aux_message_handler(FETCH, self._give)

@@ -1,4 +1,5 @@
-"""What one peer can take of an engine: no memory for bytes that have not come, no turn at the door before it has shown who it is, and few streams at once.
+"""What one peer can take of an engine: little memory for bytes that have not come, no turn at the door before it has shown who it is, and few
+connections and streams at once.
 
 NVFlare 2.9.0 sets aside, and fills with zeros, as much memory as a header announces; it shakes hands in the one thread that lets everybody in; and it waits for
 the rest of a stream in threads that all peers share. So 16 bytes took 2 GiB, one connection that said nothing kept everybody out, and the beginnings of 64 streams
@@ -8,23 +9,28 @@ of one silo made the server deaf to all others.
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from nvflare.fuel.f3.cellnet.defs import Encoding
+from nvflare.fuel.f3.cellnet.defs import Encoding, MessagePropKey
 from nvflare.fuel.f3.drivers import socket_conn
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
-FRAME = 2**23
+FRAME = 2**21
 """Bytes of one frame of the engine's, which cuts what it carries into pieces of 1 MiB."""
 STREAMS = 8
 """Streams of one silo that the server reads, or works on, at once; it has threads for 64. A silo that does what it should has one or two."""
+CONNECTIONS = 8
+"""Of one certificate at once: with one more the oldest is hung up on, which may be one whose other end is long gone."""
+CERTIFIED = "silodp_certified"
 HANDSHAKE = 10.0
 """Seconds in which whoever connects must have shown its certificate."""
 
@@ -49,36 +55,54 @@ def share_fairly() -> None:
     TcpStreamServer.get_request, TcpStreamServer.finish_request = _accept, _greet
     begin, run, guard, streams = BlobHandler.handle_blob_cb, BlobHandler._run_blob_cb, threading.Lock(), Counter[str]()
 
-    def end(silo: str) -> None:
+    def end(counted: list[str]) -> None:
+        """Once for each stream, whoever finds first that it is over."""
         with guard:
-            streams[silo] -= 1
+            if counted:
+                silo = counted.pop()
+                streams[silo] -= 1
+                if not streams[silo]:
+                    del streams[silo]
 
     def handle_blob_cb(self: BlobHandler, future: Any, stream: Any, *args: Any, **kwargs: Any) -> int:
         silo = _silo(stream)
         with guard:
             if free := streams[silo] < STREAMS:
                 streams[silo] += 1
+                future.counted = [silo]
         if not free:
             self._fail(stream, future, StreamError("too many streams at once"))
+            stream.task.chunks.clear()  # the engine would keep its beginning for as long as the sender has said
+            stream.task.out_seq_chunks.clear()
             return 0
         try:
             return begin(self, future, stream, *args, **kwargs)
         except BaseException:
-            end(silo)
+            end(future.counted)
             raise
 
     def run_blob_cb(self: BlobHandler, future: Any, stream: Any, args: tuple, kwargs: dict) -> None:
         try:
             run(self, future, stream, args, kwargs)
         finally:  # what was to be done with it is done; when the last byte has come, too, or none will, it is over
-            future.add_done_callback(end, _silo(stream))
+            future.add_done_callback(end, future.counted)
 
     BlobHandler.handle_blob_cb, BlobHandler._run_blob_cb = handle_blob_cb, run_blob_cb
 
 
+def know_by_certificate(cell: Any) -> None:
+    """From now on every message has the name of its connection's certificate, whatever it says itself: its origin is compared with the sender's token, of which
+    the engine knows no owner once it is out of use."""
+    cell.core_cell.add_incoming_filter("*", "*", _named)
+
+
+def _named(message: Any) -> None:
+    """Within the server's own machine there are no certificates."""
+    message.set_header(CERTIFIED, message.get_prop(MessagePropKey.COMMON_NAME) or "")
+
+
 def _silo(stream: Any) -> str:
-    """Whose certificate the stream came under; the engine has checked that, and lets a silo call itself silo.ANYTHING too."""
-    return stream.task.origin.partition(".")[0]
+    return (stream.headers or {}).get(CERTIFIED) or stream.task.origin.partition(".")[0]
 
 
 def _accept(self: TcpStreamServer) -> tuple[Any, Any]:
@@ -94,4 +118,31 @@ def _greet(self: TcpStreamServer, request: Any, client_address: Any) -> None:
             request.settimeout(HANDSHAKE)
             request.do_handshake()
             request.settimeout(None)
-        self.RequestHandlerClass(request, client_address, self)
+        with _among_its_own(request) if isinstance(request, ssl.SSLSocket) else contextlib.nullcontext():
+            self.RequestHandlerClass(request, client_address, self)
+
+
+_GUARD, _CONNECTED = threading.Lock(), dict[str, list[ssl.SSLSocket]]()
+
+
+@contextlib.contextmanager
+def _among_its_own(request: ssl.SSLSocket) -> Iterator[None]:
+    """Counts a connection among those of its certificate while it lasts."""
+    certificate: Any = request.getpeercert()
+    name, oldest = next(value for part in certificate["subject"] for key, value in part if key == "commonName"), None
+    with _GUARD:
+        mine = _CONNECTED.setdefault(name, [])
+        mine.append(request)
+        if len(mine) > CONNECTIONS:
+            oldest = mine.pop(0)
+    if oldest:
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+    try:
+        yield
+    finally:
+        with _GUARD:
+            if request in mine:
+                mine.remove(request)
+            if not mine and _CONNECTED.get(name) is mine:
+                del _CONNECTED[name]

@@ -61,11 +61,12 @@ def test_the_plan_has_the_appendix_grids_and_the_files_batches():
     ]
 
 
-def test_more_records_are_of_cifar10_alone_and_on_a_part_of_its_grid():
+def test_more_records_are_of_cifar10_alone_and_phases_on_a_part_of_its_grid():
     many, figure = CONDITIONS["many"], FIGURES["cifar10-R50"]
     assert [name for name, f in FIGURES.items() if arms(f, many)] == ["cifar10-R50", "cifar10-R100"]
     assert (records_of(figure, PRIMARY), records_of(figure, many)) == (1000, 4800)
-    few, every = ([(p["step"], p["clip"]) for p in grid(figure, c, Arm("mb-sgd"))] for c in (many, PRIMARY))
+    assert all(grid(figure, many, arm) == grid(figure, PRIMARY, arm) for arm in (Arm("mb-sgd"), Arm("alternate")))
+    few, every = ([(p["step"], p["clip"]) for p in grid(figure, c, Arm("spider", 2))] for c in (many, PRIMARY))
     assert (len(few), set(few) <= set(every), max(few) == max(every)) == (12, True, True)
 
 

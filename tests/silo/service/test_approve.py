@@ -4,6 +4,7 @@ import json
 import signal
 import tomllib
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer
 from silodp.host.cards import read_card
 from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.view import queries_of
 from silodp.silo.service.approve import approvals, approve, compare, edited
 from silodp.silo.service.daemon import open_door
+from silodp.silo.service.names import runs_of
 from silodp.silo.service.policy import Place, Policy
 
 CODE = "import torch\nfrom pathlib import Path\nPath(__file__).parent.joinpath('ran').touch()\n\n\ndef build(features, outputs):\n    return torch.nn.Linear(features, outputs)\n"
@@ -87,6 +90,23 @@ def test_a_gate_that_runs_takes_up_another_study_and_its_ledger_goes_on(home):
     assert [entry["study"] for entry in approvals(path)] == ["second"]
     assert process.end(signal.SIGTERM) == 0
     assert process.errors.read_bytes() == b""
+
+
+def test_a_question_is_of_the_study_that_it_was_asked_for_though_the_next_was_approved_in_the_same_second(home, monkeypatch):
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1, 12, 0, 0, 700_000, tz)
+
+    silo = made(home, registry=None, study="first")
+    study = propose(silo, "second", "--model", "logistic")
+    monkeypatch.setattr("silodp.silo.ledger.file.now", lambda: "2026-01-01T12:00:00.200+00:00")
+    spend(silo, "early")
+    monkeypatch.setattr("silodp.silo.service.approve.datetime", Clock)
+    assert silodp("silo", "approve", study, silo.policy, "--yes") == 0
+    ledger = ledger_of(silo)
+    (run,) = runs_of(ledger, queries_of(ledger))
+    assert (run["study"], run["questions"]) == ("first", 1)
 
 
 def test_what_changes_is_said_in_words_and_a_no_changes_nothing(home, capsys, monkeypatch):

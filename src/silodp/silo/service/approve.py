@@ -172,7 +172,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     limits = {"study": study.study, "definition": study.definition, "statistics": list(rules.statistics), "checked": rules.checked}
     _write(found.policy, limits, own, card)
     line = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"), "study": study.study, "definition": study.definition, "model": study.model,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "study": study.study, "definition": study.definition, "model": study.model,
         "by": by, "before": {"study": found.rules.study, "definition": found.rules.definition}, "ledger": {"count": count, "head": head},
     }  # fmt: skip
     log = folder / LOG

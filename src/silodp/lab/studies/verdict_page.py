@@ -24,6 +24,7 @@ from silodp.lab.studies.verdict_says import (
     regimes,
     short,
     signed,
+    spending,
     without_noise,
 )
 from silodp.lab.studies.verdict_words import OBJECTIONS, PROTOCOL, WHY
@@ -74,7 +75,7 @@ def page(trials: Trials) -> str:
             "## High privacy, M and R\n",
             *_regimes(trials),
             *_open(trials),
-            WHY + causes(trials),
+            WHY.format(spending=spending(trials)) + causes(trials),
             bought(trials),
             OBJECTIONS.format(**answered(trials)),
             "## What was not run\n",
@@ -107,7 +108,7 @@ def line_of(trials: Trials, figure: str) -> list[str]:
     for g, r in zip(found, real, strict=True):
         other = f"{100 * beside[g.epsilon]:.1f}" if g.epsilon in beside else ""
         lines.append(
-            f"| {g.epsilon:g} | {100 * g.second.error:.1f} | {100 * g.first.error:.1f} ({_arm(g.first.arm)}) | {100 * r.first.error:.1f} | {r.adjusted:.2g} | {other} |"
+            f"| {g.epsilon:g} | {100 * g.second.error:.1f} | {100 * g.first.error:.1f} ({_arm(g.first.arm)}) | {100 * r.first.error:.1f} | {f'{r.adjusted:.2g}' if r.tested else 'not tested'} | {other} |"
         )
     return [words, "\n".join(lines) + "\n"]
 
@@ -164,7 +165,7 @@ def _arm(name: str) -> str:
 
 def _spends(trials: Trials) -> list[str]:
     """The epsilon that constants really spend, by exact accounting of the Poisson batches that stand for theirs."""
-    figures = [f for f in ("wbcd", "mnist-M25-R50", "cifar10-R50") if f in trials.figures]
+    figures = [f for f in ("wbcd", "mnist-M25-R50", "cifar10-R50", "cifar10-R100") if f in trials.figures]
     lines = [
         "| figure | constants | method | " + " | ".join(f"claims {e:g}" for e in (0.75, 3.0, 18.0)) + " |",
         "|---|---|---|---:|---:|---:|",
@@ -270,4 +271,4 @@ def missing(trials: Trials) -> list[str]:
                 left.append(TITLES[figure] if without == planned else f"{TITLES[figure]} ({', '.join(without)})")
         if left:
             lacking.setdefault("; ".join(left), []).append(name)
-    return [f"In the plan and not run, since the time on a lent GPU ended ({', '.join(names)}): {left}." for left, names in lacking.items()]
+    return [f"In the plan and not run, since the time on a GPU ended ({', '.join(names)}): {left}." for left, names in lacking.items()]

@@ -380,6 +380,16 @@ def test_a_run_is_resumed_with_its_own_noise_settings_versions_and_threads_alone
         not_resumed(asked, "another threads;")
 
 
+def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch):
+    asked = order(output="tail")
+    with monkeypatch.context() as full:
+        full.setattr("silodp.server.kept.tempfile.TemporaryFile", lambda dir: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+        with pytest.raises(BadInput, match="make room there, and resume the run"):
+            asked.start()
+    asked.start(resume=True)
+    assert state_of(asked.folder) == "finished"
+
+
 def test_a_resumption_that_comes_too_late_writes_nothing(order):
     """Two commands saw an interrupted run; when the second has the lock, the first is done and the seed gone."""
     asked = order()

@@ -116,7 +116,7 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("silodp.server.kept.tempfile.TemporaryFile", lambda dir: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
-    with pytest.raises(BadInput, match=r"cannot be kept in .* \(No space left on device\); make room there, or use --output last"):
+    with pytest.raises(BadInput, match=r"cannot be kept in .* \(No space left on device\); make room there, and resume the run"):
         Kept(tmp_path).append(torch.ones(1, 3))
 
 

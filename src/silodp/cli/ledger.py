@@ -89,6 +89,8 @@ def show_ledger(
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
     say(f"{path}: {said_of(summary)}", f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
+    if summary["closed"]:
+        say(f"The ledger is closed: {summary['closed']}.")
     for hold in summary["holds"]:
         share = rounded_up(100 * hold["share"], 1, "f")
         asker = called(opened.path, hold["asker"])
@@ -141,16 +143,17 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
     Example: `silodp ledger verify clinic.ledger`
     """
     try:
-        opened = ledger_at(path, anchor)
-        opened.verify()
-        count, head = opened.head()
+        opened = ledger_at(path, anchor, pin=False)
+        seen, (count, head) = opened.verify(), opened.head()
     except BadInput as error:
         if not as_json:
             raise
         dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
     said = f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}."
-    tell({"ok": True, "entries": count, "head": head, "anchor": str(opened.anchor)}, as_json, said)
+    if seen < count:
+        said += f" Of these the anchor has seen {seen}: the rest came after it, as where a process was killed, or by another hand."
+    tell({"ok": True, "entries": count, "anchored": seen, "head": head, "anchor": str(opened.anchor)}, as_json, said)
 
 
 @ledger.command()
@@ -182,11 +185,11 @@ def export(
         tell({"entries": len(rows), "file": str(out_file)}, as_json, f"{len(rows)} entries are in {out_file}.")
 
 
-def ledger_at(path: Path, anchor: Path | None) -> DurableLedger:
+def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLedger:
     """The ledger at `path`, its chain and its anchor checked; what that takes is loaded here, so that help is quick."""
     from silodp.silo.ledger.durable import DurableLedger
 
-    return DurableLedger.open(path, anchor=anchor)
+    return DurableLedger.open(path, anchor=anchor, pin=pin)
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.estimates.scoring import as_rows, asked_of, scores_of
 from silodp.server.federation import Answered, Channel, Everyone, Federation
 from silodp.server.folder import open_run, read_run, silo_rows
+from silodp.server.kept import NoRoom
 from silodp.server.loop import Run
 from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_default_delta
 from silodp.server.prepare import Prepared, prepare
@@ -173,9 +174,11 @@ def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str,
 
 @contextlib.contextmanager
 def _ending(folder: Path) -> Iterator[None]:
-    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that is interrupted or killed keeps it."""
+    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that is interrupted or killed, or found no room, keeps it."""
     try:
         yield
+    except NoRoom:
+        raise
     except (BadInput, Refused):
         (folder / SEED).unlink(missing_ok=True)
         raise

@@ -16,6 +16,10 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 
 
+class NoRoom(BadInput):
+    """A run that ended so has lost nothing, and goes on once there is room."""
+
+
 class Kept:
     """Tensors of one shape and type, in a file of the folder that has no name and is gone with this object."""
 
@@ -32,9 +36,7 @@ class Kept:
             self._file.write(w.detach().cpu().contiguous().numpy().data.cast("B"))
             self._file.flush()
         except OSError as error:
-            raise BadInput(
-                f"an iterate cannot be kept in {self._folder} ({error.strerror}); make room there, or use --output last"
-            ) from None
+            raise NoRoom(f"an iterate cannot be kept in {self._folder} ({error.strerror}); make room there, and resume the run") from None
         self._count, self._like = self._count + 1, w
 
     def __len__(self) -> int:

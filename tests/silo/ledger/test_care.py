@@ -1,18 +1,21 @@
 """Witnesses, backups, moves: a ledger that was rolled back, doubled or left behind answers nothing, whatever else agrees with it."""
 
 import json
+import math
 import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledgers import CHEAP, ask, asked, make, refused, refuses, table, tampering
+from ledgers import BUDGET, CHEAP, ask, asked, make, refused, refuses, table, tampering
 
 from silodp.core.errors import BadInput
+from silodp.core.privacy.totals import Totals
 from silodp.host.keys import public
 from silodp.silo.ledger import care, cosign
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import LedgerFile
+from silodp.silo.ledger.view import said_of, summary_of
 
 
 @pytest.fixture
@@ -370,3 +373,48 @@ def test_a_move_and_a_restore_by_their_commands(silodp, folder):
     assert silodp("ledger", "arrive", ledger.path, "--key", folder / "arrival.key")[0] == 0
     assert not (folder / "arrival.key").exists()
     assert silodp("ledger", "verify", ledger.path)[0] == 0
+
+
+# --- what is not known is not called unspent ---------------------------------------------------------------------------------------
+
+
+def test_all_counts_as_spent_while_nobody_knows_what_was_answered_after_a_backup(folder):
+    ledger = make(folder, rule=Totals.for_budget(BUDGET))
+    care.backup(ledger.path, folder / "copy")
+    ledger.path.unlink()
+    assert care.restore(folder / "copy", ledger.path) == care.UNWITNESSED
+    for _ in range(2):
+        restored = DurableLedger.open(ledger.path)
+        summary = summary_of(restored)
+        assert (restored.spent(), restored.left(), restored.used(), restored.local()) == (3.0, 0.0, 1.0, math.inf)
+        assert (summary["spent_epsilon"], summary["local_epsilon"]) == (3.0, None)
+        assert "own counts (the shuffler itself, or under masks all other silos and the server together): no bound" in said_of(summary)
+        care.write_off(ledger.path)
+    assert summary["closed"] == ""
+
+
+def test_a_restored_ledger_says_that_it_is_closed_and_is_as_it_was_once_its_witness_confirms_it(witnessed):
+    copy = witnessed.path.with_suffix(".copy")
+    care.backup(witnessed.path, copy)
+    spent, seen = witnessed.spent(), witness(witnessed).read_bytes()
+    witness(witnessed).unlink()
+    witnessed.path.unlink()
+    assert care.restore(copy, witnessed.path)
+    witness(witnessed).write_bytes(seen)
+    assert summary_of(DurableLedger.open(witnessed.path))["closed"].startswith("it was restored from a backup")
+    assert care.confirm(witnessed.path) == ""
+    again = DurableLedger.open(witnessed.path)
+    assert (again.spent(), again.closed) == (spent, "")
+
+
+@pytest.mark.parametrize("event", [{}, {"witness": "", "count": 2}, {"witness": "/elsewhere", "count": 2}])
+def test_no_hand_made_word_confirms_a_ledger_without_a_witness(folder, event):
+    ledger = make(folder)
+    ask(ledger, "q1")
+    care.backup(ledger.path, folder / "copy")
+    ledger.path.unlink()
+    care.restore(folder / "copy", ledger.path)
+    forged = DurableLedger.open(ledger.path)._file.snapshot().draft("confirm", "2026-01-01T00:00:00.000+00:00", event=event)
+    with tampering(ledger.path) as connection:
+        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(forged.row()))})", forged.row())
+    refused(ledger.path)

@@ -147,6 +147,10 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
         hold(ledger, "a", times(60))
     with pytest.raises(Refused, match="id-reused"):
         hold(ledger, "a", times(60), id="x") and hold(ledger, "a", times(60), id="x", asker="stranger")
+    with monkeypatch.context() as patch:
+        patch.setattr("silodp.silo.ledger.reserve._priced", lambda *given: pytest.fail("what is refused anyway is not priced"))
+        with pytest.raises(Refused, match="id-reused"):
+            hold(ledger, "a", times(60), id="x", asker="stranger")
     assert charge(ledger, "c", times(50), now=99.0) == "taken"
     assert charge(ledger, "c", times(1), now=100.0) == charge(ledger, "c", times(49), now=101.0) == ""
     assert hold(ledger, "b", times(40), now=101.0).code == ""

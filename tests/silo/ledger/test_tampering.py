@@ -8,7 +8,9 @@ from collections import Counter
 
 import pytest
 from ledgers import CHEAP, PRICE, ask, asked, make, refused, refuses, table, tampering
+from typer.testing import CliRunner
 
+from silodp.cli.app import app
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.privacy.accounting import Budget, Renyi
@@ -297,3 +299,26 @@ def test_random_damage_to_the_file_is_refused_or_changes_nothing(used):
             seen["refused"] += 1
         used.path.write_bytes(whole)
     assert seen["refused"] > 20
+
+
+@pytest.mark.parametrize("sequence", [0, -1])
+def test_an_entry_before_the_first_is_seen(used, sequence):
+    """No replay reads it, but whoever lists entries would."""
+    first = next(iter(used.entries()))
+    planted = dataclasses.replace(first, sequence=sequence, query_id="planted")
+    with tampering(used.path) as connection:
+        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(planted.row()))})", planted.row())
+    refused(used.path, "entries before its first")
+
+
+def test_verify_says_what_the_anchor_has_not_seen_and_does_not_bring_it_up(folder):
+    ledger = make(folder)
+    before = ledger.anchor.read_bytes()
+    ask(ledger, "q1")
+    ledger.anchor.write_bytes(before)  # as a process leaves it that is killed between the two
+    said = " ".join(CliRunner().invoke(app, ["ledger", "verify", str(ledger.path)]).output.split())
+    assert "2 entries" in said
+    assert "Of these the anchor has seen 0" in said
+    assert ledger.anchor.read_bytes() == before
+    DurableLedger.open(ledger.path)
+    assert "the anchor has seen" not in CliRunner().invoke(app, ["ledger", "verify", str(ledger.path)]).output

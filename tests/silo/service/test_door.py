@@ -254,6 +254,16 @@ def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
     assert code(door, asked("q6", run="c")) == "rate"  # it sees what the other process has answered
 
 
+def test_another_askers_run_of_the_same_name_is_another_run(tmp_path):
+    both = tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, STRANGER))
+    door, _ = silo(tmp_path, policy=replace(POLICY, queries_per_run=1, askers=both))
+    assert [code(door, asked(f"q{i}", key=key)) for i, key in enumerate((STRANGER, STRANGER, SERVER))] == [
+        "answered",
+        "run-limit",
+        "answered",
+    ]
+
+
 @pytest.mark.parametrize(
     ("frame", "wanted"),
     [

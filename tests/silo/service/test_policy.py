@@ -179,7 +179,7 @@ def test_a_sampling_that_is_not_listed_is_refused(policy):
 
 
 class Entries(list):
-    def in_run(self, run: str) -> int:
+    def in_run(self, asker: str, run: str) -> int:
         return sum(name == run for name, _ in self)
 
     def since(self, time: float) -> int:
@@ -188,12 +188,12 @@ class Entries(list):
 
 def test_rates_count_entries_of_the_run_and_of_the_last_hour(policy):
     entries = Entries([("a", NOON - 4000), ("a", NOON - 10), ("b", NOON - 3000)])
-    policy.check_rate("a", now=NOON, counts=entries)
+    policy.check_rate("asker", "a", now=NOON, counts=entries)
     with pytest.raises(Refused, match="run-limit"):
-        policy.check_rate("a", now=NOON, counts=Entries([*entries, ("a", NOON - 9000)]))
+        policy.check_rate("asker", "a", now=NOON, counts=Entries([*entries, ("a", NOON - 9000)]))
     busy = Entries([*entries, ("c", NOON - 5), ("c", NOON + 9e6)])  # the last by a clock that has since been set back
     with pytest.raises(Refused, match="rate"):
-        policy.check_rate("a", now=NOON, counts=busy)
+        policy.check_rate("asker", "a", now=NOON, counts=busy)
 
 
 def test_every_code_that_the_package_refuses_with_is_in_the_table():

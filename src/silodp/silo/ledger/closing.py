@@ -35,6 +35,11 @@ class Closing:
     restored_at: tuple[int, str] = (0, "")
     """Count and head of the backup, before the entry that says so."""
 
+    @property
+    def unknown(self) -> bool:
+        """Whether answers may have been given that the chain does not have: then all of the budget counts as spent."""
+        return self.written_off or self.closed == RESTORED
+
     def check(self, name: str, entry: Entry) -> None:
         """Altered if the entry may not follow in this state."""
         if self.closed and entry.act not in ACTS:
@@ -49,7 +54,7 @@ class Closing:
                 self.witness = data["file"]
             case "restore", "" | "restored":
                 self.closed, self.restored_at = RESTORED, (entry.sequence - 1, entry.previous)
-            case "confirm", "restored":
+            case "confirm", "restored" if self.witness and data == {"witness": self.witness, "count": self.restored_at[0]}:
                 self.closed = ""
             case "write-off", "" | "restored":
                 self.closed, self.written_off = "", True

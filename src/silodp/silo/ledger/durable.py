@@ -23,6 +23,7 @@ from silodp.core.privacy.accounting import Budget, Rule
 from silodp.host.portable import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import Entry, LedgerSettings
+from silodp.silo.ledger.closing import SAID
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
 from silodp.silo.ledger.identity import MOSTLY, SAME, Identity, Registered, Registry, tag
 from silodp.silo.ledger.query import QueryLedger
@@ -85,15 +86,19 @@ class DurableLedger:
         return cls.open(path, anchor=anchor)
 
     @classmethod
-    def open(cls, path: Path, *, anchor: Path | None = None) -> DurableLedger:
-        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing or wrong is refused in a sentence."""
+    def open(cls, path: Path, *, anchor: Path | None = None, pin: bool = True) -> DurableLedger:
+        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing or wrong is refused in a sentence.
+
+        An anchor that is behind, as a killed process leaves it, is brought up, but not for one who only looks (`pin`).
+        """
         file = LedgerFile(path, anchor)
         if not file.path.is_file():
             raise BadInput(f"there is no ledger at {path}; restore it (a new one is made by `silodp ledger create` only)")
         with file.explained():
             with file.transaction(write=False) as connection:
                 file.sketch(connection)
-            file.pin()
+            if pin:
+                file.pin()
         return cls(file)
 
     # --- answering --------------------------------------------------------------------------------------------------------------
@@ -248,6 +253,11 @@ class DurableLedger:
         """What the rule lets the running total come to."""
         return self._file.tally.capacity
 
+    @property
+    def closed(self) -> str:
+        """Why it answers nothing, in words; empty where it does."""
+        return SAID.get(self._file.snapshot().closing.closed, "")
+
     def head(self) -> tuple[int, str]:
         """(count of entries, hash of the last), for the anchor and for each release."""
         tally = self._file.snapshot()
@@ -257,7 +267,7 @@ class DurableLedger:
         """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance (`figures.HOLDS`). Of totals: against the server."""
         tally = self._file.snapshot()
         delta = tally.settings.budget.delta
-        if tally.closing.written_off:
+        if tally.closing.unknown:
             return float(tally.settings.budget.epsilon)
         return (
             tally.schedule().epsilon(delta) if tally.rule.name == "totals" else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
@@ -266,16 +276,16 @@ class DurableLedger:
     def local(self) -> float:
         """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
         tally = self._file.snapshot()
-        return tally.schedule(local=True).epsilon(tally.settings.budget.delta)
+        return math.inf if tally.closing.unknown else tally.schedule(local=True).epsilon(tally.settings.budget.delta)
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
         return max(0.0, self.settings.budget.epsilon - self.spent())
 
     def used(self) -> float:
-        """Share of the rule's capacity that is used up, from 0 to 1; all of it once the rest was written off."""
+        """Share of the rule's capacity that is used up, from 0 to 1; all of it where what was answered is not known."""
         tally = self._file.snapshot()
-        return 1.0 if tally.closing.written_off else tally.total / tally.capacity
+        return 1.0 if tally.closing.unknown else tally.total / tally.capacity
 
     def stored(self, query_id: str) -> bytes | None:
         """The answer that was given to this query, as it was sent; None where there is none, or none any more."""
@@ -289,6 +299,6 @@ class DurableLedger:
             found = [Entry.of(row) for row in connection.execute(f"{ENTRIES} ORDER BY sequence")]
         yield from found
 
-    def verify(self) -> None:
-        """Replays the whole file as if for the first time; BadInput with a sentence that names the entry if anything is not as it was written."""
-        self._file.verify()
+    def verify(self) -> int:
+        """The count of entries that anchor and witness have seen. Replays the whole file as if for the first time; BadInput with a sentence that names the entry if anything is not as it was written."""
+        return self._file.verify()

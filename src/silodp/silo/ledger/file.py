@@ -120,6 +120,8 @@ class LedgerFile:
             raise Altered(f"entry {tally.sequence} is gone or is not the one that was there before")
         for row in connection.execute(f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)):
             tally.apply(Entry.of(row), sums=sums)
+        if connection.execute("SELECT min(sequence) FROM entries").fetchone()[0] not in (None, 1):
+            raise Altered("it has entries before its first")  # which no replay reads, and every list of entries would
         tally.check_total()
         self._anchored = self._check_seen(connection, tally)
         self._tally = tally
@@ -179,8 +181,11 @@ class LedgerFile:
             raise Altered("the sketch of its records is gone or was altered")
         return Sketch(*rows[0])
 
-    def verify(self) -> None:
-        """Replays the whole file as if for the first time: chain, prices, totals, stored answers and partitions, sketch, anchor."""
+    def verify(self) -> int:
+        """Replays the whole file as if for the first time: chain, prices, totals, stored answers and partitions, sketch, anchor.
+
+        Answers with the count of entries that anchor and witness have both seen; a process that was killed leaves them behind.
+        """
         anew = LedgerFile(self.path, self._given_anchor)
         with self.explained(), anew.transaction(write=False, sums=True) as connection:
             tally, key = anew.tally, anew.sketch(connection).key
@@ -196,6 +201,7 @@ class LedgerFile:
                     raise Altered(f"its {table} are not those that its entries speak of")
             if [result for (result,) in connection.execute("PRAGMA integrity_check(1)")] != ["ok"]:
                 raise Altered("its pages are damaged")
+        return anew._anchored
 
     # --- what went wrong --------------------------------------------------------------------------------------------------------
 

@@ -76,13 +76,14 @@ def take(
         file.check_generation(generation)
         if hold in holds.over:
             raise Refused("lapsed")
+        known = holds.open.get(hold)
+        if known is not None and (known.digest, known.asker, known.run) != (digest, asker, run):
+            raise Refused("id-reused")  # before anything is priced, which takes its time
         wanted = _priced(tally, data)
         rest = holds.rest(asker, run, wanted)
         others = holds.others(asker, run, now)
         needed, left = tally.share(rest), 1 - tally.share(tally.buckets, others)
-        if (known := holds.open.get(hold)) is not None:
-            if (known.digest, known.asker, known.run) != (digest, asker, run):
-                raise Refused("id-reused")
+        if known is not None:
             if known.until <= now:
                 raise Refused("lapsed")
             return Outcome("", needed, left, round(known.until - now))

@@ -73,7 +73,8 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
     return {
         "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
         "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
-        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, "holds": holds_of(opened), **alone,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, "holds": holds_of(opened),
+        "closed": opened.closed, **alone,
     }  # fmt: skip
 
 

@@ -180,9 +180,9 @@ class Door:
         if query.mechanism.masked and self._masks:
             self._masks.begin(asker, envelope, paid.rounds)
         if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
-            self._policy.check_rate(envelope.run, now=now, counts=self._charges)
+            self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
-        count, head = self._charges.add(envelope.query_id, envelope.run, now)
+        count, head = self._charges.add(envelope.query_id, asker, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
         if release.event.total:
             answer = Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
@@ -301,8 +301,8 @@ class Charges:
 
     def __init__(self, ledger: DurableLedger) -> None:
         self._ledger, self._seen = ledger, -1
-        self._runs: dict[str, str] = {}
-        self._count: Counter[str] = Counter()
+        self._runs: dict[str, tuple[str, str]] = {}
+        self._count: Counter[tuple[str, str]] = Counter()
         self._times: list[str] = []
 
     def known(self, query_id: str) -> bool:
@@ -310,17 +310,17 @@ class Charges:
         if (count := self._head()[0]) != self._seen:
             with _closed():
                 charges = [entry for entry in self._ledger.entries() if entry.act == "charge"]
-            self._runs = {entry.query_id: entry.run for entry in charges}
+            self._runs = {entry.query_id: (entry.asker, entry.run) for entry in charges}
             self._count = Counter(self._runs.values())
             self._times, self._seen = [entry.time for entry in charges], count
         return query_id in self._runs
 
-    def add(self, query_id: str, run: str, now: float) -> tuple[int, str]:
+    def add(self, query_id: str, asker: str, run: str, now: float) -> tuple[int, str]:
         """Notes the charge that was just made, where the ledger has grown by that alone; answers with the ledger's count and head."""
         count, head = self._head()
         if count == self._seen + 1 and query_id not in self._runs:
-            self._runs[query_id] = run
-            self._count[run] += 1
+            self._runs[query_id] = asker, run
+            self._count[asker, run] += 1
             self._times.append(_stamp(now))
             self._seen = count
         return count, head
@@ -330,9 +330,9 @@ class Charges:
         if self._head()[0] == self._seen + 1:
             self._seen += 1
 
-    def in_run(self, run: str) -> int:
-        """Charges of this run, ever."""
-        return self._count[run]
+    def in_run(self, asker: str, run: str) -> int:
+        """Charges of this asker's run, ever: another's may have its name."""
+        return self._count[asker, run]
 
     def since(self, time: float) -> int:
         """Charges with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""

@@ -199,9 +199,9 @@ class Policy:
         if quotes >= self.queries_per_hour:
             raise Refused("rate")
 
-    def check_rate(self, run: str, *, now: float, counts: Charges) -> None:
+    def check_rate(self, asker: str, run: str, *, now: float, counts: Charges) -> None:
         """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""
-        if counts.in_run(run) >= self.queries_per_run:
+        if counts.in_run(asker, run) >= self.queries_per_run:
             raise Refused("run-limit")
         if counts.since(now - HOUR) >= self.queries_per_hour:
             raise Refused("rate")

@@ -303,6 +303,17 @@ def cut(run):
             run.start()
 
 
+SLOW = """
+from silodp import Gaussian, Grad, Query
+
+
+def slow(fed, problem, w, *, rounds: int, step: float, minibatch: Gaussian):
+    for r in range(rounds):
+        w = w - step * fed.mean(Query(Grad(w), minibatch.at(r)))
+        yield w
+"""
+
+
 def not_resumed(run, words):
     before = contents(run.folder)
     with pytest.raises(BadInput, match=words):
@@ -378,6 +389,13 @@ def test_a_run_is_resumed_with_its_own_noise_settings_versions_and_threads_alone
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 64)
         not_resumed(asked, "another threads;")
+
+
+def test_a_run_of_an_algorithm_by_a_relative_path_is_resumed_from_its_folder(order, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    cut(order(algorithm="slow.py:slow"))
+    Run(*read_back(tmp_path / "run"), tmp_path / "run").start(resume=True)
+    assert state_of(tmp_path / "run") == "finished"
 
 
 def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch):

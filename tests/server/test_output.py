@@ -106,7 +106,8 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
 
     made, held, handed = [], [], []
     order = SimpleNamespace(output=rule, rounds=20, step=1.0)
-    prepared = SimpleNamespace(order=order, settings={"rounds": 20}, run=walk, mechanisms={})
+    plan, algorithm = SimpleNamespace(asked=[], counts=()), SimpleNamespace(name="walk")
+    prepared = SimpleNamespace(order=order, settings={"rounds": 20}, run=walk, mechanisms={}, plan=plan, algorithm=algorithm)
     problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
     for _ in Short(prepared, problem, tmp_path, 3):
         pass

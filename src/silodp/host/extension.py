@@ -67,7 +67,7 @@ def run(source: bytes, path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and type hints look their module up
     try:
         exec(compile(source, path, "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends the program ends nothing
         del sys.modules[name]
         raise BadInput(f"{path} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
     return module

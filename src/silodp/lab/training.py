@@ -163,7 +163,7 @@ def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str,
     made = run.made
     samplings = sorted({str(sampling) for sampling in made.samplings.values()})
     return {
-        "kind": "train", "order": order.words(), "source": source.words(), "algorithm": made.algorithm.name, "settings": made.settings,
+        "kind": "train", "order": order.words(), "source": source.words(), "algorithm": Path(made.algorithm.name).name, "settings": made.settings,
         "rounds": made.order.rounds, "step": made.order.step, "clip": made.order.clip, "sampling": ", ".join(samplings),
         "model": Path(order.model or MODEL).name, "rule": made.plan.rule.name, "scale": loaded.scale, "output": made.order.output,
         "features": run.records.x.shape[-1], "classes": loaded.classes, "parameters": run.problem.dim,

@@ -171,7 +171,7 @@ def _free_row(rows: Sequence[dict[str, str]]) -> dict:
 def finish(folder: Path, answer: dict, order: Order) -> dict:
     """tune.json, and settings.toml with the options of the next command: what the order has of its own."""
     answer["settings"] = str(folder / "settings.toml")
-    usual, words = Order(order.algorithm).words(), order.words() | {"model": order.model or MODEL}
+    usual, words = Order(order.algorithm).words(), replace(order, model=order.model or MODEL).words()
     chosen = {"algorithm", "step", "clip", *find(order.algorithm).settings}
     own = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
     said = {name: words[name] for name in words if name in chosen | own}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -151,6 +151,8 @@ class Federation:
     def __init__(self, channel: Channel, participation: Everyone, weights: Weights = Weights()) -> None:  # noqa: B008 -- frozen
         self._channel, self._participation, self._weights = channel, participation, weights
         self._combining = channel if isinstance(channel, Combining) else None  # once: to look at a protocol takes 0.1 ms
+        self.check: Callable[[Query, Sequence[int]], None] | None = None
+        """Looks at each question before it is asked, and raises where it may not be."""
 
     def mean(self, query: Query) -> Tensor:
         """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in the paper."""
@@ -163,6 +165,8 @@ class Federation:
 
     def _ask(self, query: Query) -> tuple[Tensor, tuple[int, ...]]:
         asked = self._participation.draw()
+        if self.check:
+            self.check(query, asked)
         if self._combining is not None:
             mean, silos = self._combining.combined(query, asked, self._weights)
         else:
@@ -181,7 +185,9 @@ class Federation:
         return self._of(Cohort(self._participation.draw()))
 
     def _of(self, participation: Everyone) -> Federation:
-        return type(self)(self._channel, participation, self._weights)
+        made = type(self)(self._channel, participation, self._weights)
+        made.check = self.check
+        return made
 
 
 class Fixed(Everyone):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.extension import is_file
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
@@ -22,6 +23,7 @@ from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
 from silodp.server.kept import Kept
 from silodp.server.output import output
+from silodp.server.plan import DryRun, Within
 from silodp.server.prepare import AGAINST, Prepared
 
 
@@ -44,7 +46,11 @@ class Run:
         kept = deque[Tensor](maxlen=1) if self.made.order.output == "last" else Kept(self.folder)
         fed: Keeping | None = None
         try:
-            fed = Keeping(self._federation())
+            if is_file(self.made.algorithm.name):
+                self._rehearse(start)
+            asked = self._federation()
+            asked.check = Within(self.made.plan)
+            fed = Keeping(asked)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
@@ -65,6 +71,12 @@ class Run:
         assert fed is not None  # there are iterates
         fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
+
+    def _rehearse(self, start: Tensor) -> None:
+        """The way to the first iterate with answers of zero, at the model's size: what is wrong with it is said before anybody is asked."""
+        who = self.made.participation()
+        for _ in self.made.run(DryRun(who, who.silos, []), self.problem, start, **self.made.mechanisms):
+            break
 
     def _write(self, w: Tensor) -> None:
         order = self.made.order

@@ -31,7 +31,7 @@ from silodp.core.privacy.accounting import (
 from silodp.core.problem.losses import squared_error
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
-from silodp.server.federation import Everyone, Fixed, Measured
+from silodp.server.federation import Everyone, Fixed, Measured, StopRun
 
 Run = Callable[..., Iterator[Tensor]]
 
@@ -83,7 +83,25 @@ def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyon
     log: list[Asked] = []
     for _ in run(DryRun(participation.rehearsal(), participation.silos, log), Nowhere(), torch.zeros(1, 1), **mechanisms):
         pass
+    if not log:
+        raise BadInput("the algorithm asks nothing; it must ask `fed`, or there is nothing to learn from")
     return log
+
+
+class Within:
+    """Holds a run to its plan: nobody is asked more often for a kind of release than was priced."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._left = {kind: np.array([plan.count(kind, i) for i in range(len(plan.counts))]) for kind in {a.kind for a in plan.asked}}
+
+    def __call__(self, query: Query, silos: Sequence[int]) -> None:
+        kind = query.mechanism.kind
+        left = self._left.setdefault(kind, np.zeros(max(silos, default=0) + 1, dtype=int))
+        left[list(silos)] -= query.event().count
+        if (left[list(silos)] < 0).any():
+            raise StopRun(
+                f"the algorithm asks for more releases of kind {kind!r} than were planned; what it asks may not depend on answers"
+            )
 
 
 @dataclass(frozen=True)

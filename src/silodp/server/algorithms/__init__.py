@@ -13,6 +13,7 @@ from importlib import import_module
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.host.extension import load
+from silodp.server.algorithms.guard import guarded
 from silodp.server.algorithms.signature import WORDS, Algorithm, Setting, assignments
 
 __all__ = ["ALGORITHMS", "WORDS", "Algorithm", "Setting", "assignments", "find"]
@@ -22,7 +23,7 @@ __all__ = ["ALGORITHMS", "WORDS", "Algorithm", "Setting", "assignments", "find"]
 def find(text: str) -> Algorithm:
     """The algorithm of this name, or the one that FILE.py:NAME holds."""
     if is_file(text):
-        return Algorithm.of(load(text), text)
+        return guarded(Algorithm.of(load(text), text))
     if text not in ALGORITHMS:
         raise BadInput(f"algorithm {text!r} is unknown; choose one of {', '.join(ALGORITHMS)}, or give FILE.py:NAME")
     return ALGORITHMS[text]

@@ -8,16 +8,18 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 
 pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare_federation import PATIENCE
 
 from silodp.wire.hub import Hub
-from silodp.wire.nvflare import door, kits, site
+from silodp.wire.nvflare import believed, door, kits, site
 
 pytestmark = pytest.mark.xdist_group("nvflare")  # one federation for all
 
@@ -107,6 +109,66 @@ def test_of_too_many_connections_of_one_certificate_the_oldest_is_hung_up_on(fol
         assert hub.exchange({"a": b"frame"}, PATIENCE) == {"a": b"emarf"}
 
 
+def _says(line, kind, payload=b""):
+    """One frame of the engine's, as its own connections send them."""
+    line.sendall(_prefix(16 + len(payload), kind) + payload)
+
+
+@pytest.fixture
+def stranger(folder, hub):
+    """A connection under x2's certificate that has greeted, and says what it likes."""
+    with socket.create_connection(_address(folder)) as line, _certified(folder / "kits" / "x2" / "startup").wrap_socket(line) as secured:
+        _says(secured, Types.HELLO, msgpack.packb({"endpoint_name": "x2", "timestamp": time.time()}))
+        assert secured.recv(1)
+        yield secured
+
+
+def test_no_address_that_a_message_names_is_called():
+    """The engine would call it in clear, and believe whoever answers there."""
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+
+    believed.call_nobody()
+    called = []
+    cell = SimpleNamespace(bb_ext_connector=None, connector_manager=SimpleNamespace(get_external_connector=called.append), logger=None)
+    CoreCell._add_adhoc_connector(cell, "b", "tcp://127.0.0.1:1")
+    assert not called
+
+
+def test_whoever_does_not_read_its_answers_keeps_nobody_else_from_being_heard(hub, stranger):
+    stranger.settimeout(5.0)
+    with contextlib.suppress(OSError):  # the server stops to read
+        for _ in range(300):
+            stranger.sendall(1000 * (_prefix(17, Types.PING) + b"\xc0"))
+    assert hub.exchange({"a": b"frame", "b": b"frame"}, 20.0) == {"a": b"emarf", "b": b"emarf"}
+
+
+def test_nobody_hears_of_anothers_stream_from_a_third(monkeypatch):
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+    from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
+
+    believed.believe_certificates()
+    heard = []
+    monkeypatch.setitem(ByteStreamer.tx_task_map, 7, SimpleNamespace(target="a", handle_ack=heard.append))
+    for origin in ("x2", "a"):
+        ByteStreamer._ack_handler(Message({StreamHeaderKey.STREAM_ID: 7, MessageHeaderKey.ORIGIN: origin}, b""))
+    assert [message.get_header(MessageHeaderKey.ORIGIN) for message in heard] == ["a"]
+
+
+@pytest.mark.parametrize("changed", [{"cn__origin": "b"}, {"cn__destination": "a"}, {"client_name": "b"}])
+def test_a_message_that_says_it_is_anothers_or_for_another_is_refused(changed):
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+    from nvflare.fuel.f3.message import Message
+
+    headers = {"cn__origin": "a", "cn__destination": "server", "client_name": "a", "cn__conn_url": "tcp://x:1", "cn__secure": True}
+    for said, wanted in ((headers, None), (headers | changed, ReturnCode.UNAUTHENTICATED)):
+        message = Message(dict(said), b"")
+        message.set_prop(MessagePropKey.COMMON_NAME, "a")
+        reply = believed._named(message)
+        assert (reply and reply.get_header(MessageHeaderKey.RETURN_CODE)) == wanted
+        assert not {"cn__conn_url", "cn__secure"} & message.headers.keys()
+
+
 def test_streams_are_counted_for_whoever_the_certificate_says():
     """The engine compares the origin with the sender's token; of one that is no longer in use it knows no owner, and lets any origin pass."""
     from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey
@@ -122,13 +184,13 @@ def test_streams_are_counted_for_whoever_the_certificate_says():
     class Cell:
         core_cell = Core()
 
-    door.know_by_certificate(Cell())
+    believed.know_by_certificate(Cell())
     (named,) = Core.filters.find("sm", "sm_data")
     for certified, origin, counted in (("a", "a", "a"), ("a", "b", "a"), ("a", "server.a", "a"), (None, "server.x", "server")):
-        message = Message({MessageHeaderKey.ORIGIN: origin, door.CERTIFIED: "b"}, b"")
+        message = Message({MessageHeaderKey.ORIGIN: origin, believed.CERTIFIED: "b"}, b"")
         if certified:
             message.set_prop(MessagePropKey.COMMON_NAME, certified)
-        assert named(message) is None
+        named(message)
         assert door._silo(SimpleNamespace(headers=message.headers, task=SimpleNamespace(origin=origin))) == counted
 
 
@@ -166,7 +228,7 @@ def _certified(startup) -> ssl.SSLContext:
 def _prefix(length, kind) -> bytes:
     """The first 16 bytes of a frame of the engine's."""
     made = bytearray(16)
-    Prefix(length, 0, kind, 0, 0, 0, 1, 0).to_buffer(made, 0)
+    Prefix(length, 0, kind, 0, 0, 1, 1, 0).to_buffer(made, 0)
     return bytes(made)
 
 

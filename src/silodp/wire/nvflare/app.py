@@ -33,7 +33,7 @@ from silodp.host import metrics
 from silodp.host.frames import Frames
 from silodp.wire.hub import GRACE, LONG, LONGEST, Turns, serve_hub
 from silodp.wire.many import LARGEST
-from silodp.wire.nvflare import door
+from silodp.wire.nvflare import believed, door
 from silodp.wire.nvflare.kits import removed
 from silodp.wire.private import check
 from silodp.wire.site import watched
@@ -104,6 +104,7 @@ class Courier(FLComponent):
         super().__init__()
         self._gate, self._sweep = Socket(socket, limit=limit), Sweep()
         door.believe_no_sizes()  # before the engine calls anybody
+        believed.call_nobody()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         engine: Any = fl_ctx.get_engine()
@@ -164,6 +165,7 @@ class ServerHub(FLComponent):
         self._path, self._removed, self._stop, self._sweep = Path(path), Path(removed), threading.Event(), Sweep()
         door.believe_no_sizes()  # before the engine lets anybody in
         door.share_fairly()
+        believed.believe_certificates()
         self._engine: Any = None
         self._guarded = False
         self._offered: dict[str, Callable[[], bytes]] = {}
@@ -175,7 +177,7 @@ class ServerHub(FLComponent):
                 check("nvflare")
                 deafen(fl_ctx.get_engine())
                 if not self._guarded and (cell := getattr(fl_ctx.get_engine(), "cell", None)):
-                    door.know_by_certificate(cell)
+                    believed.know_by_certificate(cell)
                     self._guarded = True
             except Exception as error:
                 self.logger.error(f"the engine's commands could not be closed: {error}: the server stops")

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from nvflare.fuel.f3.cellnet.defs import Encoding, MessagePropKey
+from nvflare.fuel.f3.cellnet.defs import Encoding
 from nvflare.fuel.f3.drivers import socket_conn
 from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
+
+from silodp.wire.nvflare.believed import CERTIFIED
 
 FRAME = 2**21
 """Bytes of one frame of the engine's, which cuts what it carries into pieces of 1 MiB."""
@@ -30,9 +32,10 @@ STREAMS = 8
 """Streams of one silo that the server reads, or works on, at once; it has threads for 64. A silo that does what it should has one or two."""
 CONNECTIONS = 8
 """Of one certificate at once: with one more the oldest is hung up on, which may be one whose other end is long gone."""
-CERTIFIED = "silodp_certified"
 HANDSHAKE = 10.0
 """Seconds in which whoever connects must have shown its certificate."""
+STRANGERS = 256
+"""Connections that have not shown one yet: with one more the oldest of these is hung up on."""
 
 
 @cache
@@ -90,17 +93,6 @@ def share_fairly() -> None:
     BlobHandler.handle_blob_cb, BlobHandler._run_blob_cb = handle_blob_cb, run_blob_cb
 
 
-def know_by_certificate(cell: Any) -> None:
-    """From now on every message has the name of its connection's certificate, whatever it says itself: its origin is compared with the sender's token, of which
-    the engine knows no owner once it is out of use."""
-    cell.core_cell.add_incoming_filter("*", "*", _named)
-
-
-def _named(message: Any) -> None:
-    """Within the server's own machine there are no certificates."""
-    message.set_header(CERTIFIED, message.get_prop(MessagePropKey.COMMON_NAME) or "")
-
-
 def _silo(stream: Any) -> str:
     return (stream.headers or {}).get(CERTIFIED) or stream.task.origin.partition(".")[0]
 
@@ -115,9 +107,10 @@ def _greet(self: TcpStreamServer, request: Any, client_address: Any) -> None:
     """In the connection's own thread."""
     with contextlib.suppress(OSError):  # no certificate, a bad one, or none in time: it is hung up on
         if isinstance(request, ssl.SSLSocket):
-            request.settimeout(HANDSHAKE)
-            request.do_handshake()
-            request.settimeout(None)
+            with _counted(request, "", STRANGERS):
+                request.settimeout(HANDSHAKE)
+                request.do_handshake()
+                request.settimeout(None)
         with _among_its_own(request) if isinstance(request, ssl.SSLSocket) else contextlib.nullcontext():
             self.RequestHandlerClass(request, client_address, self)
 
@@ -125,15 +118,23 @@ def _greet(self: TcpStreamServer, request: Any, client_address: Any) -> None:
 _GUARD, _CONNECTED = threading.Lock(), dict[str, list[ssl.SSLSocket]]()
 
 
+def _among_its_own(request: ssl.SSLSocket) -> contextlib.AbstractContextManager[None]:
+    """Counts a connection among those of its certificate while it lasts; one whose certificate has no name is hung up on."""
+    certificate: Any = request.getpeercert() or {}
+    name = next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), "")
+    if not name:
+        raise OSError("the certificate has no name")
+    return _counted(request, name, CONNECTIONS)
+
+
 @contextlib.contextmanager
-def _among_its_own(request: ssl.SSLSocket) -> Iterator[None]:
-    """Counts a connection among those of its certificate while it lasts."""
-    certificate: Any = request.getpeercert()
-    name, oldest = next(value for part in certificate["subject"] for key, value in part if key == "commonName"), None
+def _counted(request: ssl.SSLSocket, name: str, most: int) -> Iterator[None]:
+    """Counts a connection under this name; with one too many the oldest is hung up on."""
+    oldest = None
     with _GUARD:
         mine = _CONNECTED.setdefault(name, [])
         mine.append(request)
-        if len(mine) > CONNECTIONS:
+        if len(mine) > most:
             oldest = mine.pop(0)
     if oldest:
         with contextlib.suppress(OSError):

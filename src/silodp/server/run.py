@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
@@ -199,7 +200,7 @@ class Conduct(Run):
             size = {"parameters": problem.dim, "records": max(card.records for card in cards), "releases": releases}
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts.estimated(**size), "quorum": quorum}
             self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
-            more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
+            more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._going_out}
             if shuffler:
                 self._remote: Remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more)
             else:
@@ -218,9 +219,15 @@ class Conduct(Run):
         self._since = self._remote.asked
         return self._tally.progress(self.iterates)
 
+    def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
+        self._holds.keep()
+        self._tally.ahead(self._remote.asked, charges)
+        (self.folder / self.result).unlink(missing_ok=True)  # of a run that has stopped before: it goes on, and spends more than that says
+
     def _stopped(self) -> None:
         for event, names in (*self._remote.lost, *([self._remote.pending] if self._remote.pending else [])):
             self._tally.charge(event, names)
+        self._tally.ahead(self._remote.asked, ())
         self._journal.stop(self._since)
 
     def _refused(self) -> None:

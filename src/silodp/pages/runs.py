@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.privacy.accounting import Budget, added, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
 from silodp.pages.files import ahead, content, json_in, lines_in, locked, opened, progress
@@ -253,11 +253,12 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         state, said = ("finished", "It is finished.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if current else {}
     charged, silos, rule = (*rounds, *ahead(folder)), [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
-    budgets = {silo["name"]: silo for silo in found.get("silos", ())}
+    budgets, evaluations = {silo["name"]: silo for silo in found.get("silos", ())}, lines_in(folder / "evaluations.jsonl")
     for card in cards:
         budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, charged, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end), end.get("ledger")))
+        told = {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end)
+        silos.append(_with_evaluations(_silo(budget, charged, rule, told, end.get("ledger")), evaluations))
     about = {
         **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
@@ -266,7 +267,6 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
-    evaluations = lines_in(folder / "evaluations.jsonl")
     return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary, {}, evaluations)
 
 
@@ -313,6 +313,18 @@ def _silo(
         name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), dropped, ledger, evaluated,
         end.get("local"), gaussian,
     )  # fmt: skip
+
+
+def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Silo:
+    """With what a federation's evaluations may have cost it beside the training; epsilon 0 says that nothing was charged."""
+    asked = [(e.get("trust", "isrl"), s) for e in evaluations for s in e.get("silos", ()) if s["name"] == silo.name and s.get("epsilon")]
+    if not asked:
+        return silo
+    gaussian = silo.gaussian and all(trust == "isrl" for trust, _ in asked)
+    parts = [(float(s["epsilon"]), float(s["delta"])) for _, s in asked]
+    together = added([(silo.spent, silo.delta), *parts], gaussian=gaussian)
+    evaluated = Evaluated(len(parts), *added(parts, gaussian=gaussian), together)
+    return replace(silo, evaluated=evaluated, gaussian=gaussian and together[1] == silo.delta)
 
 
 def _local(end: dict[str, Any]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """One run, one spend: plan, run, ledger, report and ui write the same figure for the same statement, and none is below what was spent."""
 
+import html
 import json
 import math
 import re
@@ -12,14 +13,15 @@ from pathlib import Path
 import pytest
 from looking import ask, served
 
+from silodp.cli.federation_run import _show_spent
 from silodp.cli.status import _run_words, _runs
 from silodp.core.events import Event
-from silodp.core.figures import EARLY, HOLDS, TOO_NOISY
+from silodp.core.figures import EARLY, HOLDS, TOO_NOISY, UNCHANGED
 from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_epsilon, gdp_mu, rounded_up
 from silodp.core.sampling import Poisson
 from silodp.pages import runs
 from silodp.pages.app import compared
-from silodp.pages.card import facts
+from silodp.pages.card import card, facts
 from silodp.pages.markup import join
 from silodp.pages.report import report
 from silodp.pages.statements import covered
@@ -205,6 +207,18 @@ def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_n
         assert "Beside it 3 evaluations" in page
         assert f"Together ε {both} at δ {at}." in page
         assert f"ε spent in training, of 0.5 {rounded_up(training, 4)}" in page
+
+
+def test_what_disjoint_batches_cost_is_said_to_hold_if_no_silos_records_changed(gated, tmp_path, capsys):
+    """A ledger counts the partition of changed records beside the one before, and tells the server nothing of it."""
+    for sampling, kept in (("disjoint", True), ("full", False)):
+        run = gated.conduct(tmp_path / sampling / "one", algorithm="mb-sgd", rounds=3, sampling=sampling)
+        list(run)
+        _show_spent(run.summary)
+        (listed,) = _runs(tmp_path / sampling)
+        read = runs.read(tmp_path / sampling / "one")
+        said = [plain(capsys.readouterr().out), _run_words(listed), covered(read), card(read), *_pages(tmp_path / sampling)]
+        assert [UNCHANGED in html.unescape(text) for text in said] == [kept] * 6
 
 
 def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_path):

@@ -76,7 +76,7 @@ def lead(run: Run) -> str:
         covered = "in this training run" + " and its evaluations" * evaluated
         beside = f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the same silos are not in it: each silo's ledger adds them."
     early = "" if run.state == "finished" else f" {EARLY}"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}.{beside} {run.said}{early}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}{run.provided}.{beside} {run.said}{early}"
 
 
 def figures(run: Run) -> Markup:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.figures import UNCHANGED
 from silodp.core.privacy.accounting import Budget, added, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
@@ -118,6 +119,11 @@ class Run:
     @property
     def of_persons(self) -> bool:
         return self.unit != BY_ROW
+
+    @property
+    def provided(self) -> str:
+        """What its spends hold under, to be said after them."""
+        return f", {UNCHANGED}" if self.about.get("partitioned") else ""
 
     @property
     def gaussian(self) -> bool:
@@ -263,6 +269,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"], "study": str(found.get("study") or ""),
+        "partitioned": found.get("partitioned", "disjoint" in str(order.get("sampling"))),
     }  # fmt: skip
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)

@@ -66,8 +66,8 @@ def covered(run: Run) -> str:
     if run.kind == "train":
         return "training and evaluations together"
     if any(s.evaluated for s in run.silos):
-        return "training and evaluations together; profiles and other runs are in each silo's ledger"
-    return "training alone; evaluations, profiles and other runs are in each silo's ledger"
+        return f"training and evaluations together{run.provided}; profiles and other runs are in each silo's ledger"
+    return f"training alone{run.provided}; evaluations, profiles and other runs are in each silo's ledger"
 
 
 def registry(run: Run, told: Told, day: str, version: str) -> str:

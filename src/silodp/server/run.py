@@ -30,6 +30,7 @@ from silodp.core.problem.reading import plain_text
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.quote import HoldReply
+from silodp.core.sampling import DisjointBatches
 from silodp.host.model import facts
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
@@ -185,7 +186,13 @@ class Conduct(Run):
             "asker": asker,
             "cards": [{k: v for k, v in dataclasses.asdict(c).items() if k not in ("checked", "study")} for c in cards],
         }
-        own = {"advice": advice, "study": cards[0].study, "checked": {card.name: card.checked for card in cards}}
+        self._partitioned = any(isinstance(asked.event.sampling, DisjointBatches) for asked in self.made.plan.asked)
+        own = {
+            "advice": advice,
+            "study": cards[0].study,
+            "checked": {card.name: card.checked for card in cards},
+            "partitioned": self._partitioned,
+        }
         self.run, config = _open_folder(folder, about, run, own)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
@@ -251,7 +258,8 @@ class Conduct(Run):
 
     def _found(self, w: Tensor) -> dict[str, Any]:
         silos = self._tally.silos(self._remote.retired)
-        return {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
+        found = {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
+        return found | {"partitioned": self._partitioned}
 
 
 def _discard(folder: Path, kept: bool) -> None:

@@ -21,6 +21,7 @@ from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.host.cards import read_card
 from silodp.host.keys import read_key
+from silodp.pages.runs import read
 from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
@@ -279,6 +280,8 @@ def test_a_killed_server_goes_on_where_it_was_and_no_silo_pays_twice(hospitals, 
 
     with pytest.raises(Killed):
         run(hospitals, tmp_path / "run", Dying(hospitals))
+    for hospital, shown in zip(hospitals, read(tmp_path / "run").silos, strict=True):
+        assert hospital.ledger.spent() <= shown.spent * (1 + 1e-9)
     summary = run(hospitals, tmp_path / "run", carrier)
     assert summary["ended"] == "finished"
     assert attempts(hospitals) == [5] * 4

@@ -55,9 +55,8 @@ class Run:
 
     def lines(self) -> list[dict]:
         with contextlib.suppress(FileNotFoundError):
-            return [
-                json.loads(line) for line in (self.out / "progress.jsonl").read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
-            ]
+            whole = (self.out / "progress.jsonl").read_bytes().splitlines(keepends=True)
+            return [json.loads(line) for line in whole if line.endswith(b"\n") and b'"question"' in line]
         return []
 
     def _brake(self) -> None:

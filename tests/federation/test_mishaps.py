@@ -138,7 +138,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_no_second_one_is_begun_by_acci
         assert not [*folder.glob("runs/*")], "what is refused leaves no folder"
         place = folder / "runs/1"
         process = begun(home, "run", "--folder", folder, *BRIEF)
-        wait_for(lambda: (place / "progress.jsonl").exists() and (place / "progress.jsonl").read_bytes().count(b"\n") > 2, process)
+        wait_for(lambda: (place / "progress.jsonl").exists() and (place / "progress.jsonl").read_bytes().count(b'"question"') > 2, process)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT)
         assert (process.returncode, err.count("\n")) == (130, 1), err

@@ -2,8 +2,7 @@
 
 import math
 
-from silodp.core.privacy.accounting import gdp_epsilon
-from silodp.lab.together import gaussian_sum
+from silodp.core.privacy.accounting import gaussian_sum, gdp_epsilon
 
 
 def test_parts_whose_epsilon_is_told_as_zero_count_for_what_delta_may_hide():

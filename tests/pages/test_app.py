@@ -315,7 +315,7 @@ def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_wr
     (tmp_path / "r/progress.jsonl").write_bytes(b"".join((tmp_path / "r/progress.jsonl").read_bytes().splitlines(keepends=True)[:2]))
     again = gated.conduct(tmp_path / "r", rounds=6)
     list(again)
-    lines = [json.loads(line) for line in (tmp_path / "r/progress.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "r/progress.jsonl").read_text().splitlines() if '"question"' in line]
     assert [line["question"] for line in lines] == list(range(6))
     assert [line["round"] for line in lines] == list(range(1, 7))
     found = runs.read(tmp_path / "r")

@@ -1,6 +1,8 @@
 """One run, one spend: plan, run, ledger, report and ui write the same figure for the same statement, and none is below what was spent."""
 
+import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -11,12 +13,18 @@ from pathlib import Path
 import pytest
 from looking import ask, served
 
+from silodp.cli.federation_run import _show_spent
+from silodp.cli.status import _run_words, _runs
 from silodp.core.events import Event
-from silodp.core.figures import EARLY, HOLDS, TOO_NOISY
-from silodp.core.privacy.accounting import composed_epsilon, rounded_up
+from silodp.core.figures import EARLY, HOLDS, TOO_NOISY, UNCHANGED
+from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_epsilon, gdp_mu, rounded_up
 from silodp.core.sampling import Poisson
 from silodp.pages import runs
+from silodp.pages.app import compared
+from silodp.pages.card import card, facts
+from silodp.pages.markup import join
 from silodp.pages.report import report
+from silodp.pages.statements import covered
 from silodp.silo.ledger.durable import DurableLedger
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
@@ -169,6 +177,48 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
         assert "95 % interval covers more than half" in shown
     silodp("evaluate", "r/one", "--epsilon", 1000)
     assert not re.search(f"AUC[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
+
+
+def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_not_of_training_alone(gated, tmp_path):
+    list(gated.conduct(tmp_path / "r/one"))
+    training, delta = runs.read(tmp_path / "r/one").silos[0].together
+
+    def evaluated(**changes) -> runs.Run:
+        told = {"scores": [], "bins": 10, "run": "one", "trust": "isrl"} | changes
+        prices = [(2.0, 4), (2.0, 5), (2.0, 6), (0, 7)]  # nothing was charged for the last
+        lines = [told | {"cap": cap, "silos": [{"name": "clinic", "epsilon": epsilon, "delta": delta}]} for epsilon, cap in prices]
+        (tmp_path / "r/one/evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return runs.read(tmp_path / "r/one")
+
+    run = evaluated(trust="masks")
+    assert run.silos[0].together == pytest.approx((training + 6, 4 * delta))
+    assert not run.silos[0].gaussian
+    run = evaluated()
+    least = gdp_epsilon(math.hypot(gdp_mu(Budget(training, delta)), 3**0.5 * gdp_mu(Budget(2.0, delta))), delta)
+    assert least <= run.silos[0].together[0] <= least * 1.001
+    both, at = rounded_up(run.silos[0].together[0], 4), rounded_up(delta)
+    (listed,) = _runs(tmp_path / "r")
+    assert f"epsilon {both} at most" in _run_words(listed)
+    assert facts(run)["silos"][0]["epsilon"] == run.silos[0].together[0] > facts(run)["silos"][0]["training_epsilon"] == training
+    assert covered(run).startswith("training and evaluations together; profiles")
+    assert f"one spider finished 4 of 4 {both} " in plain(str(join(compared([("one", run)]))))
+    for page in _pages(tmp_path / "r"):
+        assert f"in this training run and its evaluations is ({both}, {at})" in page
+        assert "Beside it 3 evaluations" in page
+        assert f"Together ε {both} at δ {at}." in page
+        assert f"ε spent in training, of 0.5 {rounded_up(training, 4)}" in page
+
+
+def test_what_disjoint_batches_cost_is_said_to_hold_if_no_silos_records_changed(gated, tmp_path, capsys):
+    """A ledger counts the partition of changed records beside the one before, and tells the server nothing of it."""
+    for sampling, kept in (("disjoint", True), ("full", False)):
+        run = gated.conduct(tmp_path / sampling / "one", algorithm="mb-sgd", rounds=3, sampling=sampling)
+        list(run)
+        _show_spent(run.summary)
+        (listed,) = _runs(tmp_path / sampling)
+        read = runs.read(tmp_path / sampling / "one")
+        said = [plain(capsys.readouterr().out), _run_words(listed), covered(read), card(read), *_pages(tmp_path / sampling)]
+        assert [UNCHANGED in html.unescape(text) for text in said] == [kept] * 6
 
 
 def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_path):

@@ -8,7 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gates import ASKER, LIMIT, PATIENCE, three_gates
+from gates import ASKER, LIMIT, PATIENCE, Clock, Whole, three_gates
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.protocol.codec import QUERY
+from silodp.pages.runs import read
 from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Remote, Timeouts
@@ -51,9 +54,8 @@ def conduct(gates, folder, carrier=None) -> Conduct:
     return run
 
 
-def killed(gates, folder, step) -> None:
+def killed(gates, folder, kind, name, turn, first) -> None:
     """A run in this process, which kills itself."""
-    kind, name, turn, first = STEPS[step]
     honest, calls = getattr(kind, name), iter(range(1, 100))
 
     def dying(self, *given):
@@ -69,12 +71,31 @@ def killed(gates, folder, step) -> None:
     conduct(gates, folder)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobody_pays_twice(gates, tmp_path, step):
-    process = multiprocessing.get_context("fork").Process(target=killed, args=(gates, tmp_path / "run", step))
+def kill(gates, folder, step) -> None:
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(gates, folder, *step))
     process.start()
     process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
+
+
+def used(gates) -> list[float]:
+    return [gate.ledger().used() for gate in gates.gates]
+
+
+def check_told(gates, folder, before) -> None:
+    """What is shown of the run is not less than what the ledgers have charged since."""
+    for gate, silo, then, now in zip(gates.gates, read(folder).silos, before, used(gates), strict=True):
+        charged = (now - then) * gdp_mu(Budget(gate.card.epsilon, gate.card.delta)) ** 2
+        assert charged > 0
+        assert charged <= silo.used * gdp_mu(Budget(silo.epsilon, silo.delta)) ** 2 * (1 + 1e-9)
+        assert gdp_epsilon(charged**0.5, silo.delta) <= silo.spent * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobody_pays_twice(gates, tmp_path, step):
+    before = used(gates)
+    kill(gates, tmp_path / "run", STEPS[step])
+    check_told(gates, tmp_path / "run", before)
     kept = Replies(tmp_path / "run/replies")
     run = Conduct(gates.cards, gates.problem, ORDER, Nobody(), tmp_path / "run", key=ASKER)
     journal = list(iter(run._journal.read, None))
@@ -98,3 +119,28 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
     conduct(gates, tmp_path / "run", Nobody())
     again = load_file(tmp_path / "run/model.safetensors")
     assert all(torch.equal(model[name], again[name]) for name in model)
+
+
+def test_what_a_stopped_run_said_is_not_shown_any_more_once_it_has_gone_on(gates, tmp_path, monkeypatch):
+    class Cut(Whole):
+        """The network is gone after the first question."""
+
+        queries = 0
+
+        def exchange(self, frames, timeout):
+            self.queries += any(frame[:4] == QUERY for frame in frames.values())
+            return {} if self.queries > 1 else super().exchange(frames, timeout)
+
+    before = used(gates)
+    with monkeypatch.context() as patch:
+        Clock(patch)
+        about = {"key": ASKER, "quorum": 3, "timeouts": Timeouts(deadline=2.0, limit=2.5, retry=1.0)}
+        run = Conduct(gates.cards, gates.problem, ORDER, Cut(gates.sockets), tmp_path / "run", **about)
+        list(run)
+    assert "0 of 3 silos answered question 2" in run.ended
+    check_told(gates, tmp_path / "run", before)
+    old = (tmp_path / "run/summary.json").read_bytes()
+    kill(gates, tmp_path / "run", (Journal, "iterate", 3, False))
+    check_told(gates, tmp_path / "run", before)
+    (tmp_path / "run/summary.json").write_bytes(old)  # which earlier versions have left there
+    check_told(gates, tmp_path / "run", before)

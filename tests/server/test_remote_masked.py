@@ -14,13 +14,14 @@ from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Masked
 from silodp.core.privacy.totals import Schedule
-from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply
+from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply, encode_reply
 from silodp.core.protocol.masks import add_masked
 from silodp.core.protocol.offers import KEYS
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.host.cards import read_card
 from silodp.host.keys import read_key
+from silodp.pages.runs import read
 from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
@@ -279,6 +280,8 @@ def test_a_killed_server_goes_on_where_it_was_and_no_silo_pays_twice(hospitals, 
 
     with pytest.raises(Killed):
         run(hospitals, tmp_path / "run", Dying(hospitals))
+    for hospital, shown in zip(hospitals, read(tmp_path / "run").silos, strict=True):
+        assert hospital.ledger.spent() <= shown.spent * (1 + 1e-9)
     summary = run(hospitals, tmp_path / "run", carrier)
     assert summary["ended"] == "finished"
     assert attempts(hospitals) == [5] * 4
@@ -355,3 +358,21 @@ def test_keys_that_are_not_the_silos_own_for_this_run_do_not_count(hospitals, tm
     summary = run(hospitals, tmp_path / "third", carrier, replace(ORDER, rounds=1, least=3, epsilon=("1",)))
     assert summary["silos"][0]["dropped"] == {"absent": 1}
     assert attempts(hospitals) == [2, 3, 3, 3]
+
+
+def test_a_run_that_a_spoilt_total_ended_tells_the_same_charges_when_it_is_resumed(hospitals, tmp_path):
+    class Lying(Carrier):
+        def exchange(self, frames, timeout):
+            came = super().exchange(frames, timeout)
+            if of_round(frames.get("silo-3", b""), "2"):
+                said = decode_reply(came["silo-3"], limit=10**6)
+                own = read_key(Place.load(hospitals[3].policy).key)
+                came["silo-3"] = encode_reply(replace(said, box=b"\xfe" * len(said.box)), own)
+            return came
+
+    for _ in range(2):  # the second time all of it is from the journal
+        summary = run(hospitals, tmp_path / "run", Lying(hospitals))
+        assert "beyond what its cohort can add up to" in summary["ended"]
+        assert attempts(hospitals) == [3] * 4
+        for hospital, told in zip(hospitals, summary["silos"], strict=True):
+            assert hospital.ledger.spent() <= told["spent_epsilon_at_most"] * (1 + 1e-9)

@@ -20,7 +20,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
-from silodp.core.figures import ALONE, EARLY, rounded_up, shown
+from silodp.core.figures import ALONE, EARLY, UNCHANGED, rounded_up, shown
 from silodp.host.cards import read_card
 from silodp.server.order import AUTO, Order
 from silodp.wire.hub import Hub
@@ -163,7 +163,7 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
         say(
             f"{silo['name']}: answered {silo['answered']} of {summary['questions']} questions, spent at most epsilon "
             f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_alone(silo, summary['trust'])}"
-            f"{f'; {missed}' if missed else ''}."
+            f"{f', {UNCHANGED}' if summary.get('partitioned') else ''}{f'; {missed}' if missed else ''}."
         )
     say(summary["unit"])
     if summary["trust"] != "isrl":

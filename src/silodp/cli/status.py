@@ -84,7 +84,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
         rows.append(
             {
                 "folder": str(path), "kind": run.kind, "state": _state(path, run.state), "study": about.get("study") or "", "model": model, "algorithm": run.algorithm,
-                "spent_at_most": spent[0] if spent else None, "evaluations": len(run.evaluations), "found": _found(run.scored), "held_out": held_out,
+                "spent_at_most": spent[0] if spent else None, "provided": run.provided, "evaluations": len(run.evaluations), "found": _found(run.scored), "held_out": held_out,
                 "begun": record.stat().st_mtime if record.exists() else 0.0,
             }
         )  # fmt: skip
@@ -250,7 +250,7 @@ def _run_words(run: dict[str, Any]) -> str:
         return run["state"]
     what = f"{_short(run['folder'])}: {run['state']}" + (f", study {run['study']}" if run["study"] else "")
     what += f", {run['model']}" * bool(run["model"]) + f" by {run['algorithm']}"
-    spent = f", epsilon {shown(run['spent_at_most'])} at most" if run["spent_at_most"] is not None else ""
+    spent = f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}" if run["spent_at_most"] is not None else ""
     figures = ", ".join(f"{name} {value:.3f}" for name, value in run["found"].items())
     scored = f"; evaluated: {figures or 'too noisy to say'}" if run["evaluations"] else "; not evaluated"
     return what + spent + scored * (run["state"] == "finished")

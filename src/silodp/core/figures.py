@@ -15,6 +15,9 @@ EARLY = (
     "What a run has spent when it is stopped holds if no answer had a part in stopping it; else count what the whole run was planned for."
 )
 """A planned schedule is fixed in advance, so its whole price holds however it is cut short: what came is a function of what would have come."""
+UNCHANGED = "if no silo's records changed during the run"
+"""Of a server's sum over disjoint batches. Where records change, the gate parts them anew and its ledger adds both partitions: a record may be in a batch of each.
+No reply says so, and the server counts one."""
 NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
 
 

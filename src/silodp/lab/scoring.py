@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import GDP, Budget
+from silodp.core.privacy.accounting import GDP, Budget, added
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
@@ -32,7 +32,6 @@ from silodp.lab.planning import warn_of_delta
 from silodp.lab.runfolder import SEED, locked
 from silodp.lab.simulation import connect
 from silodp.lab.source import Source
-from silodp.lab.together import gaussian_sum
 from silodp.lab.training import mapped, read_back, words_of
 from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
 from silodp.server.estimates.profile import profile, releases
@@ -244,8 +243,6 @@ def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
 
 
 def _both(one: dict, other: dict, *, gaussian: bool) -> dict:
-    """(epsilon, delta) of two parts, each told by one point: of Gaussian parts at one delta a whole curve, and so their exact sum, is known."""
-    delta = other["delta"]
-    if gaussian and one["delta"] == delta:
-        return {"epsilon": gaussian_sum((one["epsilon"], other["epsilon"]), delta), "delta": delta}
-    return {"epsilon": one["epsilon"] + other["epsilon"], "delta": one["delta"] + delta}
+    """(epsilon, delta) of two parts."""
+    epsilon, delta = added([(part["epsilon"], part["delta"]) for part in (one, other)], gaussian=gaussian)
+    return {"epsilon": epsilon, "delta": delta}

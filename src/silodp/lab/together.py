@@ -6,13 +6,12 @@ A simulation owns the records, so nothing is refused here; it says what a federa
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.privacy.accounting import added
 from silodp.pages.runs import Run, Silo, found_in, read
 
 Spent = dict[str, tuple[float, float]]
@@ -45,18 +44,7 @@ def together(folder: Path) -> tuple[list[Run], Spent]:
 def composed(parts: Iterable[Silo]) -> tuple[float, float]:
     """(epsilon, delta) of all that was said of one silo's records, evaluations included."""
     listed = list(parts)
-    told = [silo.together for silo in listed]
-    if len(told) > 1 and all(silo.gaussian for silo in listed) and len({delta for _, delta in told}) == 1:
-        return gaussian_sum((epsilon for epsilon, _ in told), told[0][1]), told[0][1]
-    return sum(epsilon for epsilon, _ in told), sum(delta for _, delta in told)
-
-
-def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:
-    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes its whole curve; never too little.
-
-    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts for as much as delta may hide.
-    """
-    return gdp_epsilon(math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons)) * (1 + 1e-9), delta)
+    return added([silo.together for silo in listed], gaussian=all(silo.gaussian for silo in listed))
 
 
 def sources(folder: Path) -> Any:

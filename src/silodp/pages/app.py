@@ -172,7 +172,7 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
         error = run.summary.get("test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None))
         rows.append((
             tag("a", name, href=f"/run/{quote(name)}"), run.algorithm, _state(run), f"{run.done} of {run.total}",
-            shown(max(s.spent for s in run.silos)) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
+            shown(max(s.together[0] for s in run.silos)) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
             f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
         ))  # fmt: skip
     columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")

@@ -73,7 +73,7 @@ def _privacy(run: Run) -> str:
         "## Privacy",
         f"- unit: {_unit(run)}; neighbours replace one record, and the number of records is public",
         f"- against: {whom.get(str(run.about.get('trust')), 'everybody who sees what a silo sends, the server and the other silos too')}",
-        f"- accounting: rule {run.rule}; figures are of training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, rounded up",
+        f"- accounting: rule {run.rule}; figures are of training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, rounded up{run.provided}",
         f"- tuning: {TUNED[_tuned(run)]}",
         "",
         "| silo | records | epsilon | delta | mu | of which training |",

@@ -72,10 +72,11 @@ def lead(run: Run) -> str:
     done = f"{run.done} of {run.total} rounds"
     covered, beside = "in training and its evaluations", ""
     if run.kind == "federation":
-        covered = "in this training run"
-        beside = " Evaluations, profiles and other runs over the same silos are not in it: each silo's ledger adds them."
+        evaluated = any(s.evaluated for s in run.silos)
+        covered = "in this training run" + " and its evaluations" * evaluated
+        beside = f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the same silos are not in it: each silo's ledger adds them."
     early = "" if run.state == "finished" else f" {EARLY}"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}.{beside} {run.said}{early}"
+    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}{run.provided}.{beside} {run.said}{early}"
 
 
 def figures(run: Run) -> Markup:
@@ -92,7 +93,7 @@ def figures(run: Run) -> Markup:
         asked = ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")
         pairs = [*headline(run), ("rounds", f"{run.done} of {run.total}"), *asked]
         if most:
-            pairs.append((f"ε spent, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
+            pairs.append((f"ε spent{' in training' if most.evaluated else ''}, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
         if most and most.evaluated:
             pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
         if shares:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import hashlib
 import io
 import json
 import math
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.figures import UNCHANGED
+from silodp.core.privacy.accounting import Budget, added, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
-from silodp.host.portable import AT_ONCE, NO_LINK, OWN, lock
+from silodp.pages.files import ahead, content, json_in, lines_in, locked, opened, progress
 
 OURS = ("config.json", "run.json", "spent.json")
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
@@ -122,6 +121,11 @@ class Run:
         return self.unit != BY_ROW
 
     @property
+    def provided(self) -> str:
+        """What its spends hold under, to be said after them."""
+        return f", {UNCHANGED}" if self.about.get("partitioned") else ""
+
+    @property
     def gaussian(self) -> bool:
         """Of a comparison: whether each of its curves is made of Gaussian releases on full or disjoint batches."""
         whole = str(self.about.get("sampling", "full")).split(":")[0] in ("full", "disjoint")
@@ -181,10 +185,10 @@ def readable(folder: Path) -> Iterator[None]:
 
 def _read(folder: Path) -> Run:
     if (folder / "config.json").exists():
-        if "dataset" not in (config := _json(folder / "config.json")):
+        if "dataset" not in (config := json_in(folder / "config.json")):
             raise BadInput(f"{folder} holds no comparison; of a tuning there is no report: what it cost and chose is in its tune.json")
         return _compared(folder, config)
-    if about := _json(folder / "run.json"):
+    if about := json_in(folder / "run.json"):
         return _federated(folder, about) if "cards" in about else _trained(folder, about)
     if (folder / "spent.json").exists():
         return _trained(folder, {})
@@ -196,7 +200,7 @@ def fingerprint(folder: Path) -> str:
     lines = []
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink() and path.suffix not in DRAWN:
-            with _opened(path) as file:
+            with opened(path) as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -204,7 +208,7 @@ def fingerprint(folder: Path) -> str:
 def audits(path: Path) -> list[dict[str, Any]]:
     """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json` has printed."""
     file = path / "audit.json" if path.is_dir() else path
-    rows = _json(file).get("rows")
+    rows = json_in(file).get("rows")
     needed = {"algorithm", "claimed_epsilon", "empirical_epsilon", "lower_bound", "alarm"}
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
         raise BadInput(f"{file} holds no audit; give the folder, or the JSON output, of `silodp audit`")
@@ -226,63 +230,66 @@ def check_trained(run: Run, what: str) -> None:
 
 
 def _trained(folder: Path, about: dict[str, Any]) -> Run:
-    summary, rounds = _json(folder / "spent.json"), _progress(folder)
+    summary, rounds = json_in(folder / "spent.json"), progress(folder)
     told = {name: value for name, value in about.pop("order", {}).items() if name not in ("epsilon", "delta")}
     data = about.pop("source", {}).get("data")
     about = {"algorithm": summary.get("algorithm", "")} | told | ({"data": data} if data else {}) | about
     spent = {s["name"]: s for s in summary.get("silos", ())}
     rule = str(about.get("rule") or summary.get("rule") or "")
     silos = tuple(_silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end)) for s in about.get("silos") or spent.values())
-    state = "running" if _locked(folder) else "finished" if summary else "stopped"
+    state = "running" if locked(folder) else "finished" if summary else "stopped"
     said = {"running": "It is training.", "finished": "It is finished.", "stopped": "It was stopped before its end."}[state]
     if state == "stopped" and (folder / "seed").exists():
         said += f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` goes on with it."
-    environment = _json(folder / "environment.json") if summary else {}
+    environment = json_in(folder / "environment.json") if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
-    evaluations = _lines(folder / "evaluations.jsonl") if summary else ()
+    evaluations = lines_in(folder / "evaluations.jsonl") if summary else ()
     return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment, evaluations)
 
 
 def _federated(folder: Path, found: dict[str, Any]) -> Run:
-    order, cards, summary, rounds = found["order"], found["cards"], _json(folder / "summary.json"), _progress(folder)
+    order, cards, summary, rounds = found["order"], found["cards"], json_in(folder / "summary.json"), progress(folder)
     state, said = "stopped", "It was stopped before its end; `silodp federation run --resume` goes on with it."
-    if _locked(folder):
+    running = locked(folder)
+    current = bool(summary) and not running and summary.get("questions", 0) >= len(rounds)  # else it has gone on since
+    if running:
         state, said = "running", "It is training."
-    elif summary and summary.get("questions", 0) >= len(rounds):
+    elif current:
         finished = summary["ended"] == "finished"
         state, said = ("finished", "It is finished.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
-    ends = {s["name"]: s for s in summary.get("silos", ())} if state != "running" else {}
-    silos, rule = [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
-    budgets = {silo["name"]: silo for silo in found.get("silos", ())}
+    ends = {s["name"]: s for s in summary.get("silos", ())} if current else {}
+    charged, silos, rule = (*rounds, *ahead(folder)), [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
+    budgets, evaluations = {silo["name"]: silo for silo in found.get("silos", ())}, lines_in(folder / "evaluations.jsonl")
     for card in cards:
         budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}
         end = ends.get(card["name"], {})
-        silos.append(_silo(budget, rounds, rule, {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end), end.get("ledger")))
+        told = {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end)
+        silos.append(_with_evaluations(_silo(budget, charged, rule, told, end.get("ledger")), evaluations))
     about = {
         **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
         "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"], "study": str(found.get("study") or ""),
+        "partitioned": found.get("partitioned", "disjoint" in str(order.get("sampling"))),
     }  # fmt: skip
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
-    evaluations = _lines(folder / "evaluations.jsonl")
     return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary, {}, evaluations)
 
 
 def _compared(folder: Path, config: dict[str, Any]) -> Run:
-    data, units = _json(folder / "data.json"), set()
+    data, units = json_in(folder / "data.json"), set()
     for path in sorted(folder.glob("results*.csv")):
-        with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:
+        with io.TextIOWrapper(opened(path), "utf-8", newline="") as file:
             units |= {
                 (row["unit"], row["trial"]) for row in csv.DictReader(file) if row.get("curve") == "done" and row.get("spent_epsilon")
             }
     try:
-        rows = tuple(json.loads(_content(folder / "summary.json")))
+        rows = tuple(json.loads(content(folder / "summary.json")))
     except (OSError, ValueError):
         rows = ()
     said = "It is finished." if rows else "It is not finished; the same command goes on with it."
-    environment = _json(folder / "environment.json")
+    environment = json_in(folder / "environment.json")
     total = int(data.get("units", 0)) or len(units)
     return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)
 
@@ -296,7 +303,7 @@ def _silo(
         after = float(r["used"].get(name, before))
         if after > before:
             charges.append((r["question"], str(r["kind"]), after - before))
-        before = after
+        before = max(before, after)  # what was told once may be charged, whatever became of the question when it was asked again
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
     epsilon, delta = float(about["epsilon"]), float(about["delta"])
@@ -315,6 +322,18 @@ def _silo(
     )  # fmt: skip
 
 
+def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Silo:
+    """With what a federation's evaluations may have cost it beside the training; epsilon 0 says that nothing was charged."""
+    asked = [(e.get("trust", "isrl"), s) for e in evaluations for s in e.get("silos", ()) if s["name"] == silo.name and s.get("epsilon")]
+    if not asked:
+        return silo
+    gaussian = silo.gaussian and all(trust == "isrl" for trust, _ in asked)
+    parts = [(float(s["epsilon"]), float(s["delta"])) for _, s in asked]
+    together = added([(silo.spent, silo.delta), *parts], gaussian=gaussian)
+    evaluated = Evaluated(len(parts), *added(parts, gaussian=gaussian), together)
+    return replace(silo, evaluated=evaluated, gaussian=gaussian and together[1] == silo.delta)
+
+
 def _local(end: dict[str, Any]) -> dict[str, float]:
     if "local_epsilon_at_most" not in end:
         return {}
@@ -326,65 +345,6 @@ def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used:
     """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to under the gdp rule, else the whole budget."""
     if used <= 0:
         return 0.0
-    if (own := rounds[-1].get("epsilon", {}).get(name)) is not None:
-        return float(own)
+    if name in rounds[-1].get("epsilon", {}):
+        return max(float(r.get("epsilon", {}).get(name, 0.0)) for r in rounds)
     return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
-
-
-# --- files that are being written -------------------------------------------------------------------------------------------------
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
-    handle = os.open(path, os.O_RDONLY | NO_LINK | AT_ONCE | OWN)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a plain file")
-    return open(handle, "rb")
-
-
-def _content(path: Path) -> bytes:
-    with _opened(path) as file:
-        return file.read()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where there is none, or half of one."""
-    try:
-        found = json.loads(_content(path))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _progress(folder: Path) -> tuple[dict[str, Any], ...]:
-    """The last line about each question."""
-    lines: dict[int, dict[str, Any]] = {}
-    for found in _lines(folder / "progress.jsonl"):
-        try:
-            lines[int(found["question"])] = found
-        except (ValueError, KeyError, TypeError):
-            continue
-    return tuple(lines[question] for question in sorted(lines))
-
-
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The objects in a file, one a line; a torn line is not there yet."""
-    try:
-        text = _content(path)
-    except OSError:
-        return ()
-    found = []
-    for line in text[: text.rfind(b"\n") + 1].splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return tuple(line for line in found if isinstance(line, dict))
-
-
-def _locked(folder: Path) -> bool:
-    """Whether a process holds progress.jsonl, and so goes on with the run."""
-    try:
-        with _opened(folder / "progress.jsonl") as file:
-            return not lock(file, shared=True)
-    except OSError:
-        return False

@@ -62,10 +62,12 @@ def against(run: Run) -> str:
 
 
 def covered(run: Run) -> str:
-    """What a price is of: a simulation adds up its evaluations, and of a federation only ledgers do."""
+    """What a price is of: evaluations of the run are added up, and of a federation only ledgers add all the rest."""
     if run.kind == "train":
         return "training and evaluations together"
-    return "training alone; evaluations, profiles and other runs are in each silo's ledger"
+    if any(s.evaluated for s in run.silos):
+        return f"training and evaluations together{run.provided}; profiles and other runs are in each silo's ledger"
+    return f"training alone{run.provided}; evaluations, profiles and other runs are in each silo's ledger"
 
 
 def registry(run: Run, told: Told, day: str, version: str) -> str:

@@ -2,7 +2,8 @@
 
 A line has what is public, or follows from releases alone: who answered and who did not, how long each answer is, how long its noise is
 expected to be, what share of each silo's budget is used up and, by its rule, how much epsilon. Whoever writes holds a lock on the file, so that a reader can tell a run
-that goes on from one that was killed. Nothing reads a line back to train with: a torn or missing file loses a picture, not a run.
+that goes on from one that was killed. Before a question goes out, a line with "asking" says what silos will have spent if it is charged: gates charge
+before they answer, and a server may be killed in between. Nothing reads a line back to train with: a torn or missing file loses a picture, not a run.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Progress:
         if keep:
             self._file.truncate(len(whole))
             self._file.seek(len(whole))
-        self._known = {json.loads(line)["question"] for line in whole.splitlines()}
+        self._known = {found["question"] for found in map(json.loads, whole.splitlines()) if "question" in found}
 
     def write(self, question: int, line: Mapping[str, Any], *, replayed: bool = False) -> None:
         """A question that is replayed from a journal is written only if it is missing."""
@@ -111,8 +112,16 @@ class Progress:
         if self._anew:
             self._file.truncate(0)
             self._anew = False
+        self._append({"question": question}, line)
+
+    def ahead(self, question: int, line: Mapping[str, Any]) -> None:
+        """Of a question that has no answer yet; afterwards it is on the disk."""
+        self._append({"asking": question}, line)
+        os.fsync(self._file.fileno())
+
+    def _append(self, which: Mapping[str, int], line: Mapping[str, Any]) -> None:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._file.write(json.dumps({"question": question, "time": at} | dict(line)).encode() + b"\n")
+        self._file.write(json.dumps({**which, "time": at, **line}).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()

@@ -88,10 +88,10 @@ class Remote:
         quorum: int = 1,
         timeouts: Timeouts | None = None,
         report: Callable[[QuestionReport, Mapping[str, Heard]], None] = lambda report, heard: None,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]], None] = lambda charges: None,
         again: str = "resume the run",
     ) -> None:
-        """`before` is called before each question that goes out, and not for those that the journal answers; `again` says how the same is asked anew."""
+        """`before` is told, before each question that goes out, what silos may be charged for it, and nothing of those that the journal answers; `again` says how the same is asked anew."""
         if len({card.name for card in cards}) != len(cards):
             raise BadInput(f"the silos are {', '.join(card.name for card in cards)}; each needs a name of its own")
         if not 1 <= quorum <= len(cards):
@@ -269,7 +269,7 @@ class Remote:
             left = f"fewer than the quorum of {self._quorum} are left{why(self.retired)}"
             raise StopRun(f"the silos {said} have retired, and {left}", self.retired)
         if not all(self._key_of(name) in self._replies for name in frames):
-            self._before()
+            self._before((*self.lost, (query.event(), tuple(frames))))
         self.pending = query.event(), tuple(frames)
 
         def opened(name: str, raw: bytes) -> Heard | str:

@@ -63,12 +63,13 @@ class MaskedRemote(Remote):
                 self._check_recorded(recorded)
                 heard, dropped, found = recorded.heard, recorded.dropped, recorded.value
                 self._doubted = recorded.doubted
+            self.pending = query.event(), tuple(sorted(maybe_charged(heard, dropped, self._doubted)))  # also of an attempt that is replayed
             self._settle(frames, dropped)
             self._spent |= {rows[name].key for name in heard}
             missing = {name: code for name, code in missing.items() if name not in asked} | dropped
             if found is not None:
                 break
-            self.lost.append((query.event(), tuple(sorted(maybe_charged(heard, dropped, self._doubted)))))
+            self.lost.append(self.pending)
             self._attempt, self.pending = self._attempt + 1, None
             if tries == ATTEMPTS:
                 raise StopRun(

@@ -71,6 +71,8 @@ class ShuffledRemote(Remote):
         replayed = outcome is not None
         if outcome is None:
             heard, dropped, outcome = self._totalled(query, asked, frames, heard, dropped)
+        charged = maybe_charged(heard, dropped, self._doubted)
+        self.pending = query.event(), tuple(sorted(charged))  # also of a total that is replayed
         self._settle(frames, dropped)
         left = {name: outcome.dropped[box.box] for name, box in heard.items() if box.box in outcome.dropped}
         members = [name for name in asked if name in heard and name not in left]
@@ -83,7 +85,7 @@ class ShuffledRemote(Remote):
         total = torch.from_numpy(outcome.totals).double()[None, None]
         report = QuestionReport(
             self._sequence, query.event(), tuple(members), dropped | left, replayed, query, (total[:, 0], records),
-            charged=maybe_charged(heard, dropped, self._doubted),
+            charged=charged,
         )  # fmt: skip
         self._closing(report, heard)
         return Answers(total, tuple(asked[name] for name in members))

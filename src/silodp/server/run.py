@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, rounded_up
 from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
@@ -29,6 +30,7 @@ from silodp.core.problem.reading import plain_text
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.quote import HoldReply
+from silodp.core.sampling import DisjointBatches
 from silodp.host.model import facts
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
@@ -184,7 +186,13 @@ class Conduct(Run):
             "asker": asker,
             "cards": [{k: v for k, v in dataclasses.asdict(c).items() if k not in ("checked", "study")} for c in cards],
         }
-        own = {"advice": advice, "study": cards[0].study, "checked": {card.name: card.checked for card in cards}}
+        self._partitioned = any(isinstance(asked.event.sampling, DisjointBatches) for asked in self.made.plan.asked)
+        own = {
+            "advice": advice,
+            "study": cards[0].study,
+            "checked": {card.name: card.checked for card in cards},
+            "partitioned": self._partitioned,
+        }
         self.run, config = _open_folder(folder, about, run, own)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(folder / "journal", self.run, config)
@@ -199,7 +207,7 @@ class Conduct(Run):
             size = {"parameters": problem.dim, "records": max(card.records for card in cards), "releases": releases}
             asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts.estimated(**size), "quorum": quorum}
             self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
-            more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._holds.keep}
+            more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._going_out}
             if shuffler:
                 self._remote: Remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more)
             else:
@@ -218,9 +226,15 @@ class Conduct(Run):
         self._since = self._remote.asked
         return self._tally.progress(self.iterates)
 
+    def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
+        self._holds.keep()
+        self._tally.ahead(self._remote.asked, charges)
+        (self.folder / self.result).unlink(missing_ok=True)  # of a run that has stopped before: it goes on, and spends more than that says
+
     def _stopped(self) -> None:
         for event, names in (*self._remote.lost, *([self._remote.pending] if self._remote.pending else [])):
             self._tally.charge(event, names)
+        self._tally.ahead(self._remote.asked, ())
         self._journal.stop(self._since)
 
     def _refused(self) -> None:
@@ -244,7 +258,8 @@ class Conduct(Run):
 
     def _found(self, w: Tensor) -> dict[str, Any]:
         silos = self._tally.silos(self._remote.retired)
-        return {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
+        found = {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
+        return found | {"partitioned": self._partitioned}
 
 
 def _discard(folder: Path, kept: bool) -> None:

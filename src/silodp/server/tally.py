@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,10 +84,20 @@ class Tally:
                 if own.total:
                     self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
 
+    def ahead(self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]) -> None:
+        """Writes down what silos will have spent by this question if these are charged too."""
+        after = copy.copy(self)
+        after._charged, after._totals = copy.deepcopy((self._charged, self._totals))
+        for event, names in charges:
+            after.charge(event, names)
+        self.record.ahead(question, after._paid())
+
+    def _paid(self) -> dict[str, Any]:
+        return {"used": {name: 1 - share for name, share in self.left().items()}, "epsilon": self.spent()}
+
     def _look(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
         names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
-        used = {name: 1 - share for name, share in self.left().items()}
-        line = {"round": self._iterates + 1, "used": used, "epsilon": self.spent(), "dropped": told.dropped}
+        line = {"round": self._iterates + 1, **self._paid(), "dropped": told.dropped}
         if told.total:
             line |= measured_total(told.query, *told.total, told.answered)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,21 @@ def gdp_mu(budget: Budget) -> float:
     while gdp_delta(high, budget.epsilon) < budget.delta:
         high *= 2
     return root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, 1e-15) * (1 - 1e-12)
+
+
+def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:
+    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes its whole curve; never too little.
+
+    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts for as much as delta may hide.
+    """
+    return gdp_epsilon(math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons)) * (1 + 1e-9), delta)
+
+
+def added(parts: Sequence[tuple[float, float]], *, gaussian: bool) -> tuple[float, float]:
+    """(epsilon, delta) of parts that are each told by one point: exact where all are `gaussian` at one delta, else epsilons and deltas add up."""
+    if len(parts) > 1 and gaussian and len({delta for _, delta in parts}) == 1:
+        return gaussian_sum((epsilon for epsilon, _ in parts), parts[0][1]), parts[0][1]
+    return sum(epsilon for epsilon, _ in parts), sum(delta for _, delta in parts)
 
 
 def gdp_to_zcdp(mu: float) -> float:

@@ -6,6 +6,7 @@ No record of anybody is seen here, so that the reason of a failure may be told.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +91,8 @@ def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "men
 def said(what: str, hint: str = "mend it") -> Iterator[None]:
     """Whatever fails inside is a BadInput: what failed, why in a line, and what would be right."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what is slow, not wrong
             yield
     except BadInput:
         raise

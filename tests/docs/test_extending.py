@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import silodp as package
 from silodp.core.errors import BadInput
 from silodp.host.extension import load
 from silodp.server.algorithms import find
-from silodp.testing import check_prox
+from silodp.testing import check_feature_map, check_model, check_prox
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
 FILES = dict(re.findall(r'```python title="(.*?)"\n(.*?)```', PAGE, re.DOTALL))
@@ -53,6 +54,14 @@ def test_the_signature_declares_it(here):
 
 def test_the_prox_passes_the_public_check(here):
     check_prox(load(f"{here}/slack.py:Slack")(0.3, 0.5), dim=4)
+
+
+def test_the_model_its_loss_and_the_feature_map_pass_the_public_checks(here):
+    hinge, net, squares = (load(f"{here}/own.py:{name}") for name in ("hinge", "net", "squares"))
+    coins = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 4, 3, generator=coins), torch.randint(0, 2, (2, 4), generator=coins)
+    check_model(package.Problem(net(3, 2), hinge), x, y, outputs=2)
+    check_feature_map(squares, 3)
 
 
 def test_plan_prices_it_and_train_runs_it_with_every_file(here, silodp):

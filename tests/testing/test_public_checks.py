@@ -217,5 +217,5 @@ def test_an_algorithm():
     records = Records.of([(x[:20].float(), y[:20].float()), (x[20:].float(), y[20:].float())])
     given = dict(optimum=0.0, step=0.1, long={"rounds": 200}, short={"rounds": 4}, iterates=4)
     check_algorithm(averaged, problem, records, **given)
-    with pytest.raises(Exception, match="budget"):
+    with pytest.raises(AssertionError, match="asked 8 questions, the dry run 4"):
         check_algorithm(twice, problem, records, **given)

@@ -1,7 +1,7 @@
 """Checks for what you add to silodp: give one your object, and it raises AssertionError with one sentence if something is wrong.
 
-One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its loss), `check_statistic`,
-`check_mechanism`, `check_sampling` and `check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
+One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its loss), `check_feature_map`,
+`check_statistic`, `check_mechanism`, `check_sampling` and `check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
 its own. The names load on first use.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from silodp.testing.algorithm import check_algorithm
+    from silodp.testing.feature_map import check_feature_map
     from silodp.testing.federation import check_federation
     from silodp.testing.mechanism import check_mechanism
     from silodp.testing.model import check_model
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from silodp.testing.sampling import check_sampling
     from silodp.testing.statistic import check_statistic
 
-__all__ = ["check_algorithm", "check_federation", "check_mechanism", "check_model", "check_prox", "check_sampling", "check_statistic"]
+__all__ = [
+    "check_algorithm",
+    "check_feature_map",
+    "check_federation",
+    "check_mechanism",
+    "check_model",
+    "check_prox",
+    "check_sampling",
+    "check_statistic",
+]
 
 
 def __getattr__(name: str):

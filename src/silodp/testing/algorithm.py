@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,13 +20,14 @@ from silodp.core.sampling import FullBatch, Sampling
 from silodp.server.algorithms import Algorithm, find
 from silodp.server.federation import Everyone, Federation, Measured, Port
 from silodp.server.output import output
-from silodp.server.plan import Plan, calibrate
+from silodp.server.plan import Asked, Plan, calibrate, dry_run
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.testing.evaluate import training_loss
 from silodp.testing.federation import Recording
+from silodp.testing.sentence import one_sentence
 from silodp.wire.inprocess import InProcess
 
 TOLERANCE = 1e-4
@@ -45,15 +47,31 @@ def check_algorithm(
     ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
     together are the runs one at a time.
     """
-    if isinstance(algorithm, str):
-        algorithm = find(algorithm)
-    elif not isinstance(algorithm, Algorithm):
-        algorithm = Algorithm.of(algorithm, algorithm.__name__)
-    check_optimum(algorithm, problem, records, optimum=optimum, settings=long, step=step)
+    name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "name", "") or getattr(algorithm, "__name__", repr(algorithm))
     batches = sampling or FullBatch()
-    check_narrow(algorithm, problem, records, settings=short, step=step, iterates=iterates, sampling=batches)
-    check_charges(algorithm, problem, records, settings=short, step=step, sampling=batches)
-    check_runs_do_not_mix(algorithm, problem, records, settings=short, step=step, sampling=batches)
+    with one_sentence(name):
+        found = (
+            algorithm
+            if isinstance(algorithm, Algorithm)
+            else find(algorithm)
+            if isinstance(algorithm, str)
+            else Algorithm.of(algorithm, name)
+        )
+        for which, settings in (("long", long), ("short", short)):
+            _check_settings(found, settings, which)
+        check_narrow(found, problem, records, settings=short, step=step, iterates=iterates, sampling=batches)
+        check_optimum(found, problem, records, optimum=optimum, settings=long, step=step)
+        check_charges(found, problem, records, settings=short, step=step, sampling=batches)
+        check_runs_do_not_mix(found, problem, records, settings=short, step=step, sampling=batches)
+
+
+def _check_settings(algorithm: Algorithm, settings: dict, which: str) -> None:
+    """They are those that it takes, and no other."""
+    try:
+        inspect.signature(algorithm.run).bind(None, None, None, **settings, step=None, **dict.fromkeys(algorithm.kinds))
+    except TypeError as error:
+        wanted = ", ".join(algorithm.settings) or "none"
+        raise AssertionError(f"{algorithm.name}: {which}={settings} does not fit ({error}); its settings are {wanted}") from None
 
 
 def check_optimum(algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, settings: dict, step: float) -> None:
@@ -70,7 +88,10 @@ def check_optimum(algorithm: Algorithm, problem: Problem, records: Records, *, o
 def check_narrow(
     algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, iterates: int, sampling: Sampling
 ) -> None:
-    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and `dim`; it yields the promised number of points."""
+    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and `dim`; it yields the promised number of points.
+
+    What it asks is what it asks in a dry run, where every answer is zero.
+    """
     plan = _unpriced(algorithm, 1.0, 0.5, sampling, records.counts)
     fed, _, _ = _connect(problem, records, plan, [0])
     asked: list[Query] = []
@@ -78,11 +99,12 @@ def check_narrow(
     points = list(_run(algorithm, settings, step, _Narrow(algorithm.name, fed, asked), _ProxAlone(algorithm.name, problem), start, plan))
     assert len(points) == iterates, f"{algorithm.name}: yielded {len(points)} iterates with {settings}, not {iterates}"
     assert asked, f"{algorithm.name}: asked nothing"
-    for t, w in enumerate(points):
-        assert w.shape == start.shape, f"{algorithm.name}: iterate {t} has shape {tuple(w.shape)}, not {tuple(start.shape)}"
     kinds = {query.mechanism.kind for query in asked}
     assert kinds <= set(algorithm.kinds), f"{algorithm.name}: made releases of kinds {sorted(kinds)} but names only {algorithm.kinds}"
     assert not bool(start.any()), f"{algorithm.name}: changed its starting point in place"
+    dry = dry_run(partial(algorithm.run, **settings, step=step), plan.mechanisms, Everyone(len(records)))
+    with_silos = zip(asked, [a.silos for a in dry] + [()] * len(asked), strict=False)
+    _assert_as_priced(algorithm, plan, dry, [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos in with_silos])
 
 
 def check_charges(
@@ -94,14 +116,9 @@ def check_charges(
     fed, channel, ledger = _connect(problem, records, plan, [0])
     for _ in _run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan):
         pass
-    priced = [
-        (a.kind, *_facts(Event(a.event.sampling, plan.mechanisms[a.kind].noise_multiplier, a.event.count), a.silos)) for a in plan.asked
-    ]
     asked = [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos, _ in channel.log]
     charged = [_facts(event, silos) for event, silos in ledger.log]
-    for t, (p, a) in enumerate(zip(priced, asked, strict=False)):
-        assert p == a, f"{algorithm.name}: query {t} is {a} but the dry run priced {p}"
-    assert len(priced) == len(asked), f"{algorithm.name}: made {len(asked)} queries but the dry run {len(priced)}"
+    _assert_as_priced(algorithm, plan, plan.asked, asked)
     assert [a[1:] for a in asked] == charged, (
         f"{algorithm.name}: the ledger was charged {len(charged)} events for {len(asked)} queries, or other ones"
     )
@@ -210,7 +227,21 @@ def _connect(problem: Problem, records: Records, plan: Plan, seeds: Sequence[int
 
 
 def _run(algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, plan: Plan) -> Iterator[Tensor]:
-    return algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
+    """Its points, each looked at as it comes."""
+    for t, point in enumerate(algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)):
+        assert isinstance(point, Tensor), f"{algorithm.name}: iterate {t} is {type(point).__name__}, not a tensor"
+        assert point.shape == w.shape, f"{algorithm.name}: iterate {t} has shape {tuple(point.shape)}, not {tuple(w.shape)}"
+        yield point
+
+
+def _assert_as_priced(algorithm: Algorithm, plan: Plan, dry: Sequence[Asked], asked: Sequence[tuple]) -> None:
+    """What was asked is what the dry run asked, at the plan's noise."""
+    assert len(dry) == len(asked), (
+        f"{algorithm.name}: asked {len(asked)} questions, the dry run {len(dry)}; ask the same whatever the answers are"
+    )
+    for t, (p, a) in enumerate(zip(dry, asked, strict=True)):
+        priced = p.kind, *_facts(Event(p.event.sampling, plan.mechanisms[p.kind].noise_multiplier, p.event.count), p.silos)
+        assert priced == a, f"{algorithm.name}: query {t} is {a} but the dry run priced {priced}"
 
 
 def _facts(event: Event | TotalEvent, silos: Sequence[int]) -> tuple:

@@ -16,7 +16,9 @@ from torch.nn.utils import vector_to_parameters
 
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.trial import try_loss, try_model
 from silodp.engine.clipping import clipped_sum
+from silodp.testing.sentence import one_sentence
 
 MOVES = tuple(10.0**-k for k in range(7))
 """Relative moves ||w - reference|| / ||w|| at which a clipped difference is measured."""
@@ -26,16 +28,31 @@ BAD = (0.0, 1e6, -1e12, 1e30, torch.nan, torch.inf, -torch.inf)
 
 
 def check_model(
-    problem: Problem, x: Tensor, y: Tensor, *, engine: Callable[..., Tensor] = clipped_sum, seed: int = 0, tolerance: float = 1e-4
-) -> None:
+    problem: Problem, x: Tensor, y: Tensor, *, outputs: int | None = None, engine: Callable[..., Tensor] = clipped_sum, seed: int = 0,
+    tolerance: float = 1e-4,
+) -> None:  # fmt: skip
     """Says whether a model and loss of yours are clipped record by record: raises AssertionError with one sentence if not.
 
-    `engine` must sum the clipped whole gradient, and gradient difference, of each record of `problem`.
+    `engine` must sum the clipped whole gradient, and gradient difference, of each record of `problem`; `outputs` is the number that the
+    model must have, if you say it.
 
     x (S, n, *features) and y (S, n, *target) are some finite records of two silos or more; a handful is enough, since a loop visits each.
-    Checked: equality with that loop in float64; weights, padding and leading axes; clips 0, inf and one for each run; norms of single
+    Checked: that model and loss run, give one finite number per record, and do not mix records; equality with that loop in float64; weights, padding and leading axes; clips 0, inf and one for each run; norms of single
     records at relative moves from 1 to 1e-6; and, for floating features, records of zeros, huge numbers, NaN and inf.
     """
+    with one_sentence(type(problem.model).__name__):
+        _check_alone(problem, x.flatten(0, 1), y.flatten(0, 1), outputs)
+        _check_engine(problem, x, y, engine, seed, tolerance)
+
+
+def _check_alone(problem: Problem, x: Tensor, y: Tensor, outputs: int | None) -> None:
+    """What a run refuses is refused here, in the same words."""
+    shape = tuple(try_model(problem, x, f"the model {type(problem.model).__name__}").shape)
+    assert outputs is None or shape[1:] == (outputs,), f"the model gives outputs of shape {shape}, not {(len(x), outputs)}"
+    try_loss(problem, x, y, f"the loss {getattr(problem.loss, '__name__', type(problem.loss).__name__)}")
+
+
+def _check_engine(problem: Problem, x: Tensor, y: Tensor, engine: Callable[..., Tensor], seed: int, tolerance: float) -> None:
     w = problem.initial([seed, seed + 1]).to(x.device, x.dtype if x.is_floating_point() else None)
     random = torch.Generator().manual_seed(seed)
     direction = torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silodp.core.problem.problem import shown
 from silodp.core.problem.prox import Prox
+from silodp.testing.sentence import one_sentence
 
 Reference = Callable[[Any], tuple[Any, list[Any]]]
 
@@ -17,18 +19,27 @@ def check_prox(prox: Prox, dim: int, *, seed: int = 0, dtype: torch.dtype = torc
 
     It must be, on random vectors of `dim` entries, the proximal operator of the convex f1 in `prox.value`.
 
-    Checked: the optimality certificate, firm non-expansiveness, agreement between steps, and that rows of a batch do not mix.
+    Checked: the optimality certificate, firm non-expansiveness, agreement between steps, that rows of a batch do not mix, and that its
+    numbers are shown, as a definition needs them.
     `reference` maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find the same minimiser.
     """
+    name = prox.__name__ if isinstance(prox, type) else type(prox).__name__
+    assert not isinstance(prox, type), f"{name} is a class; give an object of it, with its numbers"
+    for part, form in (("value", "value(w)"), ("__call__", "__call__(w, step)")):
+        assert callable(getattr(prox, part, None)), (
+            f"{name} has no {form}; a prox is a frozen dataclass with value(w) and __call__(w, step)"
+        )
     random = torch.Generator().manual_seed(seed)
     w, step = _points(dim, random, dtype), _steps(random, dtype)
-    _check_shapes(prox, w, step)
-    _check_optimal(prox, w, step, random)
-    _check_firmly_nonexpansive(prox, w, step, random)
-    _check_steps_agree(prox, w, step)
-    _check_rows_do_not_mix(prox, w, step)
-    if reference is not None:
-        _check_against_cvxpy(prox, w, step, reference)
+    with one_sentence(name):
+        _check_shapes(prox, w, step)
+        _check_optimal(prox, w, step, random)
+        _check_firmly_nonexpansive(prox, w, step, random)
+        _check_steps_agree(prox, w, step)
+        _check_rows_do_not_mix(prox, w, step)
+        if reference is not None:
+            _check_against_cvxpy(prox, w, step, reference)
+        shown(prox)
 
 
 def _points(dim: int, random: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -51,6 +62,8 @@ def _tolerance(w: Tensor) -> float:
 def _check_shapes(prox: Prox, w: Tensor, step: Tensor) -> None:
     before = w.clone()
     y, value = prox(w, step), prox.value(w)
+    for part, found in (("prox", y), ("value", value)):
+        assert isinstance(found, Tensor), f"{prox}: {part} gives {type(found).__name__}, not a tensor"
     assert torch.equal(w, before), f"{prox}: the argument was changed in place"
     assert y.shape == w.shape, f"{prox}: prox of shape {tuple(w.shape)} has shape {tuple(y.shape)}"
     assert value.shape == w.shape[:-1], f"{prox}: value of shape {tuple(w.shape)} has shape {tuple(value.shape)}"

@@ -106,6 +106,60 @@ def test_core_reads_no_file():
     assert [str(path) for path in root.rglob("*.py") if reads.search(path.read_text())] == []
 
 
+OWN = """
+import torch
+
+
+def random(x):
+    return x + torch.randn_like(x)
+
+
+def vary(x):
+    return x[: 2 + int(x[0] > 0)]
+
+
+def fails(x):
+    raise ValueError("no map")
+
+
+seen = []
+
+
+def remembers(x):
+    seen.append(x)
+    return x + len(seen)
+
+
+def picky(x):
+    if x[0] > 1:
+        raise ValueError(f"found {x[0]:g}")
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("random", "random are other ones when they are made again; let them follow from the record alone$"),
+        ("remembers", "remembers are other ones when they are made again"),
+        ("vary", "vary cannot be made .RuntimeError: stack expects each tensor to be equal size"),
+        ("fails", "fails cannot be made .ValueError: no map.; mend the function$"),
+    ],
+)
+def test_a_map_is_tried_twice_and_the_reason_why_it_fails_is_said(tmp_path, name, sentence):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(BadInput, match=sentence):
+        build(Words("logistic", Task.plain(2), features=f"{tmp_path}/own.py:{name}"), 3, load=load)
+
+
+def test_the_reason_why_a_map_fails_on_a_record_is_not_said_since_it_could_hold_the_record(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    mapped = feature_map(f"{tmp_path}/own.py:picky", load)
+    assert mapped.width(3) == 3
+    with pytest.raises(BadInput, match=r"picky cannot be made \(ValueError\); mend the function$"):
+        mapped.of(torch.full((1, 3), 37.0))
+
+
 ENCODER = """
 from pathlib import Path
 

@@ -35,14 +35,27 @@ class FeatureMap:
         return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}"
 
     def width(self, features: int) -> int:
-        """The number of features that it makes of so many; a user's function is tried on zeros."""
+        """The number of features that it makes of so many; a user's function is tried on made-up records."""
         if not isinstance(self.function, maps.Constants):
-            return self.of(torch.zeros(1, features)).shape[1]
+            made_up = torch.rand(1, features, generator=torch.Generator().manual_seed(0))
+            return self.tried(torch.cat([torch.zeros_like(made_up), made_up])).shape[1]
         maps.shape_of(features, self.shape)
         return maps.parse(self.text)[1]
 
+    def tried(self, x: Tensor) -> Tensor:
+        """As `of`, for made-up records x (n, k): nobody's, so that the reason of a failure is told, and twice, since both must be the same."""
+        try:
+            found, again = self.unchecked(x), self.unchecked(x.flip(0)).flip(0)
+        except Exception as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(f"the features {self.text} cannot be made ({why}); mend the function") from None
+        self._refuse_unusable(found)
+        if not torch.allclose(found, again):
+            raise BadInput(f"the features {self.text} are other ones when they are made again; let them follow from the record alone")
+        return found
+
     def of(self, x: Tensor) -> Tensor:
-        """Rows (n, k) to (n, m); BadInput, without a word of a record, if it fails or gives no finite row.
+        """Rows (n, k) to (n, m); BadInput, without a word of a record (the reason of a failure could hold one), if it fails or gives no finite row.
 
         A user's function is shown each row alone; a map that ships has a record's features depend on that record alone by its arithmetic.
         """
@@ -52,9 +65,12 @@ class FeatureMap:
             raise
         except Exception as error:
             raise BadInput(f"the features {self.text} cannot be made ({type(error).__name__}); mend the function") from None
+        self._refuse_unusable(found)
+        return found
+
+    def _refuse_unusable(self, found: Tensor) -> None:
         if found.dim() != 2 or not bool(found.isfinite().all()):
             raise BadInput(f"the features {self.text} must be a vector of finite numbers for every record; bound them in the function")
-        return found
 
     def unchecked(self, x: Tensor) -> Tensor:
         return self._shipped(self.function, x) if isinstance(self.function, maps.Constants) else self._alone(self.function, x)

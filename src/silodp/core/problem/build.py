@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
@@ -22,6 +21,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import Prox, by_name
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
+from silodp.core.problem.trial import ROWS, made_up, said, targets, try_loss, try_model
 
 Load = Callable[[str], Any]
 
@@ -47,19 +47,14 @@ class Words:
 
 
 def build(words: Words, features: int, *, load: Load) -> Problem:
-    """The Problem that the words name, for records of so many raw features. What a FILE.py makes is tried on zeros."""
+    """The Problem that the words name, for records of so many raw features. What a FILE.py makes is tried on made-up records."""
     schema = words.task if isinstance(words.task, Schema) else None
     task, shape = (words.task.task, words.task.shape) if isinstance(words.task, Schema) else (words.task, ())
     mapped = feature_map(words.features, load, shape) if words.features else None
     if mapped:
         features, shape = mapped.width(features), ()
     if is_file(words.model):
-        outputs, loss = task.head()
-        model = made(words.model, load, features, outputs)
-        if not isinstance(model, nn.Module):
-            raise BadInput(
-                f"{words.model} returned {type(model).__name__}; it should take (features, outputs) and return a torch.nn.Module"
-            )
+        model, loss = _own_model(words.model, load, features, task)
     else:
         model, loss = model_by_name(words.model, features, task, shape, schema.numbers if schema and not mapped else None)
     loss = loss_by_name(words.loss, load) if words.loss else loss
@@ -93,18 +88,31 @@ def loss_by_name(text: str, load: Load) -> Loss:
     return loss
 
 
+def _own_model(text: str, load: Load, features: int, task: Task) -> tuple[nn.Module, Loss]:
+    """The model that a file makes and the loss for its outputs: one for each class, or of two classes one logit."""
+    wanted, loss = task.head()
+    model = made(text, load, features, wanted)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{text} returned {type(model).__name__}; it should take (features, outputs) and return a torch.nn.Module")
+    problem = Problem(model, loss)
+    x = made_up(ROWS, features).to(problem.initial([0]).dtype)
+    shape = tuple(try_model(problem, x, f"the model {text}").shape[1:])
+    wanted, loss = task.head(one_logit=shape == (1,))
+    if shape != (wanted,):
+        raise BadInput(f"the model {text} gives outputs of shape {(ROWS, *shape)} for {ROWS} records, but this task needs {(ROWS, wanted)}")
+    return model, loss
+
+
 def _try(words: Words, problem: Problem, features: int, task: Task) -> None:
-    """One step of everything on zeros: what cannot be run is said before anybody waits for it."""
+    """The loss on every label and one step of the prox: what cannot be run is said before anybody waits for it."""
     problem, w = problem.by_row, problem.initial([0])
-    y = torch.zeros(2, dtype=w.dtype if task.kind in ("regression", "count") else torch.long)
-    named = ", ".join(words.files)
-    try:
-        with torch.no_grad():
-            loss, moved, f1 = problem.losses(w, torch.zeros(2, features, dtype=w.dtype), y), problem.prox(w, 0.5), problem.prox.value(w)
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(f"{named} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
-    if (loss.shape, moved.shape, f1.shape) != ((1, 2), w.shape, (1,)):
-        raise BadInput(f"{named}: a loss should give one number per record, a prox a point as long as the one that it takes")
+    if is_file(words.model) or words.loss:
+        one = task.classes == 2 and words.model.partition(":")[0] in ("logistic", "additive")
+        hint = f"{words.model} has one output for two classes, the logit of the second" if one else "mend it"
+        x, name = made_up(ROWS, features).to(w.dtype), f"the loss {words.loss}" if words.loss else f"the loss of {words.model}"
+        try_loss(problem, x, targets(task, w.dtype), name, hint)
+    with said(f"the prox {words.prox} cannot be run"):
+        moved, f1 = problem.prox(w, 0.5), problem.prox.value(w)
+        if (moved.shape, f1.shape) != (w.shape, (1,)):
+            raise BadInput(f"the prox {words.prox} should give a point as long as the one that it takes, and of that point one value")
     problem.definition()  # refuses what has no name that another process could know

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import re
 from collections.abc import Sequence
 from math import prod
 
@@ -173,7 +174,7 @@ def _name(loss: object) -> str:
     if isinstance(loss, nn.Module) or type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
     if source(loss) and not hasattr(loss, "__qualname__"):  # an object of a class in a user's own file
-        return f"{source(loss)}.{_shown(loss)}"
+        return f"{source(loss)}.{shown(loss)}"
     if isinstance(loss, functools.partial):
         return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"
     name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '<unnamed>')}"
@@ -187,12 +188,15 @@ def _prox_name(prox: Prox) -> str:
     found, inner = [], prox
     while inner is not None:
         found, inner = [*found, source(inner)], getattr(inner, "prox", None)
-    return " ".join([_shown(prox), *filter(None, found)]) if any(found) else repr(prox)
+    return " ".join([shown(prox), *filter(None, found)]) if any(found) else repr(prox)
 
 
-def _shown(thing: object) -> str:
+def shown(thing: object) -> str:
+    """What a definition says of an object: its class and its numbers."""
     if " at 0x" in (text := repr(thing)):
-        raise BadInput(f"{text} does not show its numbers, so that nobody can approve them; make its class a frozen dataclass")
+        found = re.search(r"(\w+)(?: object)? at 0x", text)
+        name = found[1] if found else type(thing).__name__
+        raise BadInput(f"{name} does not show its numbers, so that nobody can approve them; make it a frozen dataclass")
     return text
 
 

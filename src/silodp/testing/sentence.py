@@ -1,0 +1,21 @@
+"""Whatever a user's object raises while it is checked becomes an AssertionError of one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from silodp.core.errors import BadInput
+
+
+@contextlib.contextmanager
+def one_sentence(name: str = "") -> Iterator[None]:
+    """AssertionError in place of whatever is raised inside; where it came from stays visible as its cause."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except BadInput as error:
+        raise AssertionError(str(error)) from error
+    except Exception as error:
+        raise AssertionError(f"{name}: raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error

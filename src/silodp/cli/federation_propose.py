@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -75,4 +76,5 @@ def propose(
     say(f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing has changed yet.")
     where = " ".join(map(str, policies)) if 0 < len(policies) <= 1 else f"{folder}/silos/*/policy.toml" if policies else "policy.toml"
     say(f"Next, at each silo: silodp silo approve {file} {where}")
-    say("Then here: silodp federation run" + (f" --project {project}" if project else "" if card else f" --folder {folder}"))
+    own = "".join(f" --{what.replace('_', '-')} {shlex.quote(text)}" for what, text in words.items() if is_file(text))
+    say("Then here: silodp federation run" + (f" --project {project}" if project else "" if card else f" --folder {folder}") + own)

@@ -113,6 +113,7 @@ def test_what_changes_is_said_in_words_and_a_no_changes_nothing(home, capsys, mo
     silo = made(home, registry=None, study="first")
     (home / "model.py").write_text(CODE)
     study, before = propose(silo, "second", "--model", f"{home / 'model.py'}:build"), Path(silo.policy).read_bytes()
+    assert f"Then here: silodp federation run --model {home / 'model.py'}:build" in " ".join(capsys.readouterr().out.split())
     (home / "ran").unlink()  # the server has run its own copy
     monkeypatch.setattr("typer.confirm", lambda question: False)
     capsys.readouterr()

@@ -38,8 +38,8 @@ while True:
 """
 
 
-class ModifiedServer(FLComponent):
-    """What a server that does not keep to NVFlare's rules can send: an admin command that asks the client not to check any right."""
+class Modified(FLComponent):
+    """An engine that does what it is told over a socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -49,6 +49,10 @@ class ModifiedServer(FLComponent):
         if event_type == EventType.SYSTEM_START:
             self.cell = fl_ctx.get_engine().cell
             threading.Thread(target=serve_hub, args=(self.path, self.attack, list, threading.Event()), daemon=True).start()
+
+
+class ModifiedServer(Modified):
+    """What a server that does not keep to NVFlare's rules can send: an admin command that asks the client not to check any right."""
 
     def attack(self, frames, timeout):
         from nvflare.private.admin_defs import Message
@@ -90,17 +94,8 @@ class ModifiedServer(FLComponent):
         return payload if isinstance(payload, bytes) else f"{reply.headers}".encode()
 
 
-class ModifiedSilo(FLComponent):
+class ModifiedSilo(Modified):
     """What a silo that does not keep to NVFlare's rules can send to the server: beginnings of streams, with whatever size they claim."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
-
-    def handle_event(self, event_type, fl_ctx):
-        if event_type == EventType.SYSTEM_START:
-            self.cell = fl_ctx.get_engine().cell
-            threading.Thread(target=serve_hub, args=(self.path, self.attack, list, threading.Event()), daemon=True).start()
 
     def attack(self, frames, timeout):
         from nvflare.fuel.f3.message import Message

@@ -37,20 +37,20 @@ def json_in(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def progress(folder: Path) -> tuple[dict[str, Any], ...]:
-    """The last line about each question that has come to its end."""
-    lines: dict[int, dict[str, Any]] = {}
-    for found in lines_in(folder / "progress.jsonl"):
+def progress(lines: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """Of the lines in progress.jsonl the last about each question that has come to its end."""
+    known: dict[int, dict[str, Any]] = {}
+    for found in lines:
         try:
-            lines[int(found["question"])] = found
+            known[int(found["question"])] = found
         except (ValueError, KeyError, TypeError):
             continue
-    return tuple(lines[question] for question in sorted(lines))
+    return tuple(known[question] for question in sorted(known))
 
 
-def ahead(folder: Path) -> tuple[dict[str, Any], ...]:
+def ahead(lines: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
     """What silos will have spent once a question is charged that has no answer yet: a line as of `progress`, or none."""
-    last = (lines_in(folder / "progress.jsonl") or ({},))[-1]
+    last = (lines or ({},))[-1]
     return ({"question": int(last["asking"]), "kind": "unanswered", "dropped": {}} | last,) if "asking" in last else ()
 
 

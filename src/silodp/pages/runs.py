@@ -230,7 +230,7 @@ def check_trained(run: Run, what: str) -> None:
 
 
 def _trained(folder: Path, about: dict[str, Any]) -> Run:
-    summary, rounds = json_in(folder / "spent.json"), progress(folder)
+    summary, rounds = json_in(folder / "spent.json"), progress(lines_in(folder / "progress.jsonl"))
     told = {name: value for name, value in about.pop("order", {}).items() if name not in ("epsilon", "delta")}
     data = about.pop("source", {}).get("data")
     about = {"algorithm": summary.get("algorithm", "")} | told | ({"data": data} if data else {}) | about
@@ -248,7 +248,8 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
 
 
 def _federated(folder: Path, found: dict[str, Any]) -> Run:
-    order, cards, summary, rounds = found["order"], found["cards"], json_in(folder / "summary.json"), progress(folder)
+    order, cards, summary, lines = found["order"], found["cards"], json_in(folder / "summary.json"), lines_in(folder / "progress.jsonl")
+    rounds = progress(lines)
     state, said = "stopped", "It was stopped before its end; `silodp federation run --resume` goes on with it."
     running = locked(folder)
     current = bool(summary) and not running and summary.get("questions", 0) >= len(rounds)  # else it has gone on since
@@ -258,7 +259,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         finished = summary["ended"] == "finished"
         state, said = ("finished", "It is finished.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
     ends = {s["name"]: s for s in summary.get("silos", ())} if current else {}
-    charged, silos, rule = (*rounds, *ahead(folder)), [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
+    charged, silos, rule = (*rounds, *ahead(lines)), [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
     budgets, evaluations = {silo["name"]: silo for silo in found.get("silos", ())}, lines_in(folder / "evaluations.jsonl")
     for card in cards:
         budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}

@@ -92,7 +92,9 @@ class Within:
     """Holds a run to its plan: nobody is asked more often for a kind of release than was priced."""
 
     def __init__(self, plan: Plan) -> None:
-        self._left = {kind: np.array([plan.count(kind, i) for i in range(len(plan.counts))]) for kind in {a.kind for a in plan.asked}}
+        self._left: dict[str, np.ndarray] = {}
+        for asked in plan.asked:
+            self._left.setdefault(asked.kind, np.zeros(len(plan.counts), dtype=int))[list(asked.silos)] += asked.event.count
 
     def __call__(self, query: Query, silos: Sequence[int]) -> None:
         kind = query.mechanism.kind

@@ -77,11 +77,7 @@ def _many(trials: Trials) -> list[str]:
     n, errors = count(found), {g.epsilon: g.second.error for g in found}
     other, reduced = [g for g in high if not g.same], gaps(trials, "reduced", "mb-sgd", trials.figures, "many")
     splits = [a < b for g in other for a, b in zip(g.first.errors, g.second.errors, strict=True)]
-    best = [
-        100
-        * (min(h.first.error for h in found if h.epsilon <= g.epsilon) / min(h.second.error for h in found if h.epsilon <= g.epsilon) - 1)
-        for g in high
-    ]
+    best = _at_their_least([(g.epsilon, g.first.error, g.second.error) for g in found], [g.epsilon for g in high])
     least, most = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
     part, whole = (len(grid(FIGURES[found[0].figure], CONDITIONS["many"], arm)) for arm in (Arm("spider", 2), Arm("mb-sgd")))
     tuned, rest = (
@@ -95,6 +91,11 @@ def _many(trials: Trials) -> list[str]:
         f"{_listed(best)} at epsilon {_at(high)}. On the split that both were tuned on it is {_listed(tuned)} at epsilon {_at(other)}, on the other four {_listed(rest)}. For the settings as picked, p after Holm's correction is "
         f"{', '.join(f'{g.adjusted:.2g}' for g in other)}; what another split would have picked is not in it, and it is not called sure."
     ]
+
+
+def _at_their_least(pairs: Sequence[tuple[float, float, float]], epsilons: Iterable[float]) -> list[float]:
+    """Of (epsilon, error, other error): by how many per cent the first is above the other, each at its least of the same or a smaller epsilon."""
+    return [100 * (min(a for x, a, _ in pairs if x <= e) / min(b for x, _, b in pairs if x <= e) - 1) for e in epsilons]
 
 
 def _listed(changes: Iterable[float]) -> str:
@@ -239,7 +240,7 @@ def _as_many_records(trials: Trials) -> str:
     ahead = [(e, a, b) for e, a, b in known if a < b]
     if not ahead:
         return ""
-    least = [100 * (min(a for x, a, _ in known if x <= e) / min(b for x, _, b in known if x <= e) - 1) for e, _, _ in ahead]
+    least = _at_their_least(known, [e for e, _, _ in ahead])
     return (
         f" MB-SGD with as many releases and steps, in twice the rounds, on smaller batches and another grid of steps, is below that form in {len(known) - len(ahead)} of {len(known)} cells; the form is ahead of it at epsilon "
         f"{', '.join(f'{e:g} by {100 * (1 - a / b):.1f} %' for e, a, b in ahead)}, and with each at its least error of the same or a smaller epsilon {_listed(least)}: whether more steps explain its lead is open."
